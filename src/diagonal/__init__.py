@@ -1,0 +1,67 @@
+"""diagonal: fast autoregressive video generation.
+
+    video -> tokenizer -> token grid -> schedule -> plan -> engine(model, cache, sampler) -> tokens -> video
+
+The order in which a video is computed is data. A schedule maps each cell of the (frame, row, column) grid to a
+step; `make_plan` derives what is fed and sampled when; one loop runs every plan on every model.
+
+    import diagonal
+    world = diagonal.load("mcar/tiny")
+    for frame in world.stream(prompt, actions, schedule="diagonal:k=1"): ...
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from diagonal.engine.protocols import Sampling as Sampling
+    from diagonal.grid import Grid as Grid
+    from diagonal.grid import Layout as Layout
+    from diagonal.pipeline import Clip as Clip
+    from diagonal.pipeline import World as World
+    from diagonal.pipeline import load as load
+    from diagonal.plan import Order as Order
+    from diagonal.plan import Plan as Plan
+    from diagonal.plan import StandIn as StandIn
+    from diagonal.plan import Step as Step
+    from diagonal.plan import make_plan as make_plan
+    from diagonal.schedules.decoding.diagonal import Diagonal as Diagonal
+    from diagonal.schedules.decoding.raster import Raster as Raster
+    from diagonal.schedules.decoding.window import Window as Window
+
+# Where each public name lives. Imported on first use, so that plans work without torch.
+_HOMES = {
+    **dict.fromkeys(("Grid", "Layout"), "grid"),
+    **dict.fromkeys(("Order", "Plan", "StandIn", "Step", "make_plan"), "plan"),
+    **dict.fromkeys(("Clip", "World", "load"), "pipeline"),
+    "Sampling": "engine.protocols",
+    "Diagonal": "schedules.decoding.diagonal",
+    "Raster": "schedules.decoding.raster",
+    "Window": "schedules.decoding.window",
+}
+__all__ = [
+    "Clip",
+    "Diagonal",
+    "Grid",
+    "Layout",
+    "Order",
+    "Plan",
+    "Raster",
+    "Sampling",
+    "StandIn",
+    "Step",
+    "Window",
+    "World",
+    "load",
+    "make_plan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'diagonal' has no attribute {name!r}")
+    return vars(importlib.import_module(f"diagonal.{_HOMES[name]}"))[name]

@@ -1,0 +1,116 @@
+"""Pictures of plans and clips: the wave of a schedule (terminal, PNG) and videos side by side."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from diagonal.files import atomic
+from diagonal.grid import IntArray
+from diagonal.plan import Plan
+from diagonal.video import VideoArray
+
+# Dark blue, teal, green, yellow: the order of steps reads as brightness too.
+STOPS = np.array([[48, 18, 92], [46, 92, 150], [32, 150, 138], [110, 200, 90], [250, 228, 60]], dtype=np.float64)
+GLYPHS = string.digits + string.ascii_lowercase + string.ascii_uppercase
+INK, PAPER = (235, 235, 240), (24, 24, 28)
+
+
+def colours(steps: IntArray, last: int) -> npt.NDArray[np.uint8]:
+    """RGB of each step, from the first (dark) to the last (bright)."""
+    place = steps / max(last, 1) * (len(STOPS) - 1)
+    below = np.minimum(place.astype(int), len(STOPS) - 2)
+    weight = (place - below)[..., None]
+    mixed: npt.NDArray[np.uint8] = np.round(STOPS[below] * (1 - weight) + STOPS[below + 1] * weight).astype(np.uint8)
+    return mixed
+
+
+def wave(plan: Plan, width: int, height: int = 40) -> str:
+    """The decoded frames side by side as text with rich markup: each cell shows when it is decoded, 0 to Z."""
+    frames, rows, cols = plan.times.shape
+    stride = max(1, -(-rows // height), -(-cols // width))
+    shown = max(1, min(frames, (width + 2) // (-(-cols // stride) + 2)))
+    last = len(plan.steps) - 1
+    lines = []
+    for row in plan.times[:shown, ::stride, ::stride].transpose(1, 0, 2):
+        lines.append("  ".join("".join(_cell(step, last) for step in frame) for frame in row))
+    notes = [f"every {stride}th row and column"] * (stride > 1) + [f"first {shown} of {frames} frames"] * (
+        shown < frames
+    )
+    lines.append(f"[dim]0 first, Z last{''.join(f'; {note}' for note in notes)}[/]")
+    return "\n".join(lines)
+
+
+def _cell(step: int, last: int) -> str:
+    red, green, blue = colours(np.array(step), last).tolist()
+    return f"[rgb({red},{green},{blue})]{GLYPHS[step * (len(GLYPHS) - 1) // max(last, 1)]}[/]"
+
+
+def save_plan(plan: Plan, path: str | Path, title: str) -> None:
+    """A PNG of the decoded frames, each cell coloured by its step."""
+    from PIL import Image, ImageDraw
+
+    if Path(path).suffix.lower() != ".png":
+        raise ValueError(f"cannot write the picture {path}: the name must end in .png")
+    frames, rows, cols = plan.times.shape
+    cell = max(3, min(24, 1200 // (cols * min(frames, 4))))
+    across = max(1, min(frames, 1600 // (cols * cell)))
+    down, gap, top = -(-frames // across), 12, 44
+    size = (gap + across * (cols * cell + gap), top + down * (rows * cell + gap) + 28)
+    image = Image.new("RGB", (max(size[0], 420), size[1]), PAPER)
+    draw = ImageDraw.Draw(image)
+    draw.text((gap, 12), title, fill=INK, font=_font(16))
+    last = len(plan.steps) - 1
+    for index, frame in enumerate(plan.times):
+        block = colours(frame, last).repeat(cell, axis=0).repeat(cell, axis=1)
+        if cell > 4:  # a line between cells
+            block[::cell], block[:, ::cell] = PAPER, PAPER
+        row, column = divmod(index, across)
+        image.paste(Image.fromarray(block), (gap + column * (cols * cell + gap), top + row * (rows * cell + gap)))
+    legend = colours(np.linspace(0, last, 200).astype(np.int64), last)[None].repeat(10, axis=0)
+    image.paste(Image.fromarray(legend), (gap, size[1] - 22))
+    draw.text((gap + 210, size[1] - 26), f"step 0 to {last}", fill=INK, font=_font(13))
+    with atomic(path) as temporary:
+        image.save(temporary, format="PNG")
+
+
+def side_by_side(videos: Sequence[VideoArray], labels: Sequence[str]) -> VideoArray:
+    """Videos next to each other, each under its label; all must have the same shape."""
+    from PIL import Image, ImageDraw
+
+    band, gap = 32, 8
+    frames, height, width = videos[0].shape[:3]
+    total = len(videos) * width + (len(videos) - 1) * gap
+    canvas = Image.new("RGB", (total + total % 2, height + band + (height + band) % 2), PAPER)
+    draw = ImageDraw.Draw(canvas)
+    for index, label in enumerate(labels):
+        draw.text((index * (width + gap) + 6, 7), label, fill=INK, font=_font(15))
+    result = np.repeat(np.asarray(canvas)[None], frames, axis=0)
+    for index, video in enumerate(videos):
+        left = index * (width + gap)
+        result[:, band : band + height, left : left + width] = video
+    return result
+
+
+def test_card(height: int, width: int) -> VideoArray:
+    """A picture to start from where there is no clip: sky, ground and a few blocks, (1, H, W, 3)."""
+    rows, columns = np.mgrid[0:height, 0:width] / np.array([height, width]).reshape(2, 1, 1)
+    sky = np.stack([110 + 60 * rows, 160 + 50 * rows, 230 - 20 * rows], axis=-1)
+    checks = (np.floor(columns * 12) + np.floor(rows * 12)) % 2
+    ground = np.stack([90 + 30 * checks, 130 + 30 * checks, 60 + 10 * checks], axis=-1)
+    picture = np.where((rows > 0.55)[..., None], ground, sky)
+    for left, top, colour in ((0.15, 0.35, (120, 85, 60)), (0.55, 0.25, (70, 110, 60)), (0.75, 0.45, (140, 140, 145))):
+        block = (columns > left) & (columns < left + 0.12) & (rows > top) & (rows < 0.62)
+        picture[block] = colour
+    return picture.astype(np.uint8)[None]
+
+
+def _font(size: int) -> Any:
+    from PIL import ImageFont
+
+    return ImageFont.load_default(size)

@@ -1,0 +1,72 @@
+"""Attention under a plan's visibility: one function for masks, and the memories that need no cache.
+
+`Dense` and `Flex` run a whole plan in one call (training, teacher forcing): the mask is the plan's own,
+once as a matrix and once as a FlexAttention `mask_mod`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from diagonal.plan import Entries
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, mask_SL: Tensor | None) -> Tensor:
+    """Grouped-query attention; `mask_SL` is True where a query sees a key, None where it sees all."""
+    grouped = q_BHSD.shape[1] != k_BKLD.shape[1]
+    return F.scaled_dot_product_attention(q_BHSD, k_BKLD, v_BKLD, attn_mask=mask_SL, enable_gqa=grouped)
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """Inputs attend to each other under a boolean matrix (queries, keys)."""
+
+    mask_SS: Tensor
+
+    def attend(self, layer: int, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+        return attend(q_BHSD, k_BKSD, v_BKSD, self.mask_SS)
+
+
+@dataclass(frozen=True, slots=True)
+class Flex:
+    """The same through FlexAttention, which skips the blocks that nobody sees."""
+
+    blocks: BlockMask
+
+    def attend(self, layer: int, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+        grouped = q_BHSD.shape[1] != k_BKSD.shape[1]
+        out = flex_attention(q_BHSD, k_BKSD, v_BKSD, block_mask=self.blocks, enable_gqa=grouped)
+        assert isinstance(out, Tensor)
+        return out
+
+
+def dense_mask(entries: Entries, device: torch.device | str = "cpu") -> Tensor:
+    """The plan's visibility as a matrix (queries, keys)."""
+    return torch.from_numpy(entries.visible()).to(device)
+
+
+def mask_mod(entries: Entries, device: torch.device | str = "cpu") -> MaskMod:
+    """The plan's visibility as a FlexAttention `mask_mod`: the rule of `Entries.visible`, index by index."""
+    position = torch.from_numpy(entries.position).to(device)
+    fed = torch.from_numpy(entries.fed).to(device)
+    until = torch.from_numpy(entries.until).to(device)
+
+    def visible(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (position[k] <= position[q]) & (fed[k] <= fed[q]) & (fed[q] < until[k])
+
+    return visible
+
+
+def flex(entries: Entries, device: torch.device | str = "cpu") -> Flex:
+    """FlexAttention over the entries of a plan."""
+    size = len(entries)
+    mod = mask_mod(entries, device)
+    return Flex(create_block_mask(mod, None, None, size, size, device=str(device)))

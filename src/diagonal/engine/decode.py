@@ -1,0 +1,149 @@
+"""The decode loop, the same for every model and every schedule.
+
+`decode` runs one plan and yields each frame the moment its last cell is known. `rollout` runs as many plans as
+a video longer than the model's window needs: each keeps the newest frames of the one before as its prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diagonal.engine.cache import CacheStep, KVCache
+from diagonal.engine.protocols import TokenModel
+from diagonal.engine.sampler import Sampler
+from diagonal.grid import Grid, Layout
+from diagonal.plan import NONE, Order, Plan, make_plan
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A decoded frame: its index in the video and its token ids (B, rows, cols)."""
+
+    index: int
+    tokens: Tensor
+
+
+def decode(
+    model: TokenModel,
+    plan: Plan,
+    tokens_BL: Tensor,
+    cache: KVCache,
+    sampler: Sampler,
+    on_step: Callable[[], object] = lambda: None,
+) -> Iterator[Frame]:
+    """Fill in the unknown cells of `tokens_BL` step by step; the known ones must be there already."""
+    grid = plan.layout.grid
+    for step, done in zip(_steps(plan, cache), _finished(plan), strict=True):
+        with torch.inference_mode():
+            logits_BSV = model(tokens_BL[:, step.read], step.memory.slots_S, step.memory, step.keep)
+            tokens_BL[:, step.write] = sampler(logits_BSV, step.write)
+        on_step()
+        for frame in done:
+            cells = tokens_BL[:, plan.layout.frame(frame)]
+            yield Frame(frame, cells.reshape(-1, grid.rows, grid.cols).clone())
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceStep:
+    """A plan's step as tensors."""
+
+    read: Tensor
+    keep: Tensor  # the inputs whose output is sampled
+    write: Tensor  # and where it goes
+    memory: CacheStep
+
+
+def _steps(plan: Plan, cache: KVCache) -> Iterator[_DeviceStep]:
+    """The plan on the cache's device, with what each query of a step may see."""
+    if cache.length < plan.layout.length:
+        raise ValueError(f"the plan needs {plan.layout.length} cache slots, the cache has {cache.length}")
+    device = cache.k.device
+    first_fed, extent = plan.first_fed, 0
+    for index, step in enumerate(plan.steps):
+        extent = max(extent, int(step.slot.max()) + 1)
+        visible = (first_fed[:extent] <= index) & (np.arange(extent) <= step.slot[:, None])
+        mask = None if visible.all() else torch.from_numpy(visible).to(device)
+        slots = torch.from_numpy(step.slot).to(device)
+        keep = np.flatnonzero(step.write != NONE)
+        yield _DeviceStep(
+            read=torch.from_numpy(step.read).to(device),
+            keep=torch.from_numpy(keep).to(device),
+            write=torch.from_numpy(step.write[keep]).to(device),
+            memory=CacheStep(cache, slots, extent, mask),
+        )
+
+
+def _finished(plan: Plan) -> Iterator[list[int]]:
+    """For each step, the frames that it completes."""
+    completed = plan.completed
+    for index in range(len(plan.steps)):
+        yield [plan.known + int(frame) for frame in np.flatnonzero(completed == index)]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One window of a longer video: frames [start, stop), of which the first `known` are given."""
+
+    start: int
+    stop: int
+    known: int
+
+
+def spans(frames: int, known: int, window: int, reference: int) -> list[Span]:
+    """The windows that generate `frames` frames after `known`; each next one keeps `reference` frames.
+
+    MineWorld's rule: when the window is full, only the newest reference frames stay and are prefilled again.
+    """
+    if not 1 <= reference < window:
+        raise ValueError(f"{reference} reference frames given; a window of {window} can keep 1 to {window - 1}")
+    total = known + frames
+    start = max(0, known - reference) if known >= window else 0
+    result = [Span(start, min(start + window, total), known - start)]
+    while result[-1].stop < total:
+        start = result[-1].stop - reference
+        result.append(Span(start, min(start + window, total), reference))
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """A whole video's tokens, part of them given: `prefix_BP`, then `units_BTU` (frame and suffix, per frame)."""
+
+    layout: Layout  # of the whole video, however long
+    prefix_BP: Tensor
+    units_BTU: Tensor
+
+
+def plans(layout: Layout, windows: list[Span], order: Order) -> list[Plan]:
+    """One plan per window; windows of the same shape share theirs."""
+    made: dict[tuple[int, int], Plan] = {}
+    for span in windows:
+        key = (span.stop - span.start, span.known)
+        if key not in made:
+            grid = Grid(key[0], layout.grid.rows, layout.grid.cols)
+            made[key] = make_plan(Layout(grid, layout.prefix, layout.suffix), order, span.known)
+    return [made[span.stop - span.start, span.known] for span in windows]
+
+
+def rollout(
+    model: TokenModel,
+    video: Video,
+    windows: list[tuple[Span, Plan]],
+    cache: KVCache,
+    sampler: Sampler,
+    on_step: Callable[[], object] = lambda: None,
+) -> Iterator[Frame]:
+    """Decode window after window, writing the new frames into `video.units_BTU`."""
+    cells = video.layout.grid.frame_tokens
+    for span, plan in windows:
+        units = video.units_BTU[:, span.start : span.stop]
+        tokens = torch.cat([video.prefix_BP, units.flatten(1)], dim=1)
+        for frame in decode(model, plan, tokens, cache, sampler, on_step):
+            index = span.start + frame.index
+            video.units_BTU[:, index, :cells] = frame.tokens.flatten(1)
+            yield Frame(index, frame.tokens)

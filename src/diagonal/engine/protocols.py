@@ -1,0 +1,161 @@
+"""What the engine asks of a model, a tokenizer and an action space, and how each is described.
+
+Shape suffixes used throughout: B batch, S inputs of one call, L sequence positions, V vocabulary, H heads,
+K key/value heads, D head width, M model width, T frames, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """The size of a key/value cache, apart from batch and length."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+
+
+class Memory(Protocol):
+    """What a layer attends to: a cache while decoding, the other inputs while training."""
+
+    def attend(self, layer: int, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+        """Remember the new keys and values, and attend from every query to what it may see."""
+        ...
+
+
+class TokenModel(Protocol):
+    """A causal transformer over token ids. Knows nothing of grids, schedules or caches."""
+
+    @property
+    def cache_spec(self) -> CacheSpec: ...
+
+    def __call__(self, tokens_BS: Tensor, slots_S: Tensor, memory: Memory, keep: Tensor | None = None) -> Tensor:
+        """Logits (B, kept inputs, V) of the token after each input; `keep` picks inputs, None keeps all."""
+        ...
+
+
+class VideoTokenizer(Protocol):
+    """Pixels to token ids and back. Videos are uint8, (B, T, C, height, width)."""
+
+    @property
+    def patch(self) -> int:
+        """Pixels per token along each side of a frame."""
+        ...
+
+    def encode(self, video_BTCHW: Tensor) -> Tensor:
+        """Token ids (B, frames, rows, cols)."""
+        ...
+
+    def decode(self, tokens_BTHW: Tensor, state: MutableMapping[str, Tensor]) -> Tensor:
+        """Pixels of the next frames. `state` carries what earlier frames left behind; start with an empty dict."""
+        ...
+
+
+class ActionSpace(Protocol):
+    """The actions of a world: a module of `worlds`. An action is an object of its own, opaque outside."""
+
+    @property
+    def NOOP(self) -> Any:  # noqa: N802
+        """The action of doing nothing."""
+        ...
+
+    def parse(self, text: str) -> list[Any]:
+        """Actions from the short text form, such as 'forward*8,left*4'."""
+        ...
+
+    def read(self, path: str | Path) -> list[Any]:
+        """Actions recorded in a file, one per frame."""
+        ...
+
+    def tokens(self, actions: Sequence[Any], first_id: int) -> list[list[int]]:
+        """Token ids, one row per action, counted from `first_id`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a token is drawn from logits. temperature=0 takes the most likely one."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    # True keeps the token that crosses top_p (the usual rule); False drops it unless it is the first (WHAM).
+    keep_crossing: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature={self.temperature} given; it must be 0 (greedy) or a positive number")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k={self.top_k} given; it must be at least 1, or left out")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p} given; it must be above 0 and at most 1, or left out")
+
+
+class TokenConfig(Protocol):
+    """The numbers of a model that its surroundings need; each model's own Config has more."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    @property
+    def suffix(self) -> int: ...
+
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """Tokens before the first frame."""
+        ...
+
+    @property
+    def codebook(self) -> int:
+        """Image ids are 0 to codebook - 1; action ids follow."""
+        ...
+
+    @property
+    def frames(self) -> int:
+        """Frames that fit the model's window."""
+        ...
+
+    @property
+    def reference_frames(self) -> int:
+        """Newest frames that are kept when a longer video slides past the window."""
+        ...
+
+    def valid_ids(self) -> Sequence[tuple[int, int]]:
+        """Ids [low, high) that may be sampled at each offset from the start of a frame, suffix included."""
+        ...
+
+    def build(self) -> nn.Module:
+        """The model, uninitialised where the device context says so."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WeightMap:
+    """How a published checkpoint's keys become ours: the first prefix that occurs is stripped; then each of our
+    keys is the concatenation (along dimension 0) of the published ones. '{}' stands for any layer number."""
+
+    prefixes: tuple[str, ...] = ("",)
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One model that can be loaded by name: its config, its surroundings, and where its weights come from."""
+
+    config: TokenConfig
+    tokenizer: str  # names are paths: tokenizers/<family>.py, VARIANTS[<variant>]
+    actions: str  # worlds/<name>.py
+    fps: int
+    sampling: Sampling
+    licence: str
+    source: str
+    random: bool = False  # no weights exist: loads with random ones unless told otherwise

@@ -1,0 +1,284 @@
+"""Where everything is wired together: a world is a model, its tokenizer and its actions.
+
+    world = load("mcar/700m", weights="700M_16f.ckpt")
+    for frame in world.stream(prompt, actions, schedule="diagonal:k=1"): ...
+
+`stream` yields frames as they complete; `generate` collects them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diagonal import weights as checkpoint
+from diagonal.engine.cache import KVCache
+from diagonal.engine.decode import Span, Video, plans, rollout, spans
+from diagonal.engine.protocols import ActionSpace, Sampling, Variant
+from diagonal.engine.sampler import Sampler
+from diagonal.grid import Grid, Layout
+from diagonal.names import find
+from diagonal.plan import Order, Plan
+from diagonal.schedules.decoding import Schedule
+from diagonal.video import VideoArray
+
+RANDOM = "random"
+UNKNOWN = -1  # a cell that is not decoded yet
+
+
+@dataclass(frozen=True, slots=True)
+class VideoFrame:
+    """One generated frame: its index in the video (prompt included), pixels (H, W, 3) and token ids (rows, cols).
+
+    For a batch of prompts, pixels and tokens have a batch dimension in front.
+    """
+
+    index: int
+    pixels: VideoArray
+    tokens: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """A generated clip: frames (T, H, W, 3), token ids (T, rows, cols), and how many model calls it took."""
+
+    frames: VideoArray
+    tokens: Tensor
+    steps: int
+
+
+@dataclass
+class Stream:
+    """A video while it is being made: iterate over it once. Made by `World.stream`."""
+
+    world: World
+    video: Video
+    known: int
+    windows: list[tuple[Span, Plan]]
+    sampler: Sampler
+    batched: bool
+    on_step: Callable[[], object] = field(default=lambda: None)  # called after every model call
+
+    @property
+    def frames(self) -> int:
+        """Frames that will be generated."""
+        return self.video.layout.grid.frames - self.known
+
+    @property
+    def steps(self) -> int:
+        """Model calls that will be made."""
+        return sum(len(plan.steps) for _, plan in self.windows)
+
+    def __iter__(self) -> Iterator[VideoFrame]:
+        model, parameter = self.world.model, next(self.world.model.parameters())
+        length = max(plan.layout.length for _, plan in self.windows)
+        batch = len(self.video.units_BTU)
+        cache = KVCache(model.cache_spec, batch, length, parameter.device, parameter.dtype)
+        state: dict[str, Tensor] = {}
+        index = self.known
+        for frame in rollout(model, self.video, self.windows, cache, self.sampler, lambda: self.on_step()):
+            pixels_BTCHW = self.world.tokenizer.decode(frame.tokens[:, None], state)
+            for pixels_BCHW in pixels_BTCHW.unbind(1):
+                pixels, tokens = pixels_BCHW.permute(0, 2, 3, 1).cpu().numpy(), frame.tokens.cpu()
+                yield VideoFrame(index, *((pixels, tokens) if self.batched else (pixels[0], tokens[0])))
+                index += 1
+
+
+class World:
+    """A token world model that continues videos. Made by `load`."""
+
+    def __init__(self, name: str, variant: Variant, weights: str, device: torch.device | str) -> None:
+        self.name, self.variant, self.weights = name, variant, weights
+        # Modules have the protocols TokenModel and VideoTokenizer; torch's own typing cannot say so.
+        with torch.device(device):
+            self.model: Any = variant.config.build()
+            self.tokenizer: Any = find("tokenizers", variant.tokenizer).build()
+        self.actions = cast(ActionSpace, importlib.import_module(f"diagonal.worlds.{variant.actions}"))
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the frames."""
+        config, patch = self.variant.config, self.tokenizer.patch
+        return config.rows * patch, config.cols * patch
+
+    def layout(self, frames: int) -> Layout:
+        """The token sequence of a video of so many frames."""
+        config = self.variant.config
+        return Layout(Grid(frames, config.rows, config.cols), len(config.prefix_ids), config.suffix)
+
+    def stream(
+        self,
+        prompt: VideoArray | Tensor,
+        actions: Sequence[Any] | None = None,
+        *,
+        frames: int | None = None,
+        schedule: str | Schedule | Order = "diagonal:k=1",
+        sampling: Sampling | None = None,
+        seed: int | Sequence[int] = 0,
+    ) -> Stream:
+        """Continue `prompt`: uint8 frames (T, H, W, 3), one picture (H, W, 3), or token ids (T, rows, cols).
+
+        `actions` has one action per frame but the last: those between prompt frames first, then one that leads
+        to each new frame; None means doing nothing. `frames` defaults to what the actions lead to, or else to what
+        the model's window holds. A batch of prompts has one more dimension in front; sample b then uses seed + b,
+        or the b-th of several seeds, and `actions` may be one list for all or one list for each.
+        """
+        config, order = self.variant.config, Order.of(schedule)
+        known_BTHW, batched = self.encode(prompt)
+        batch, known = known_BTHW.shape[:2]
+        lists = _per_sample(actions, batch)
+        frames = _new_frames(frames, known, None if lists is None else len(lists[0]), config.frames)
+        layout = self.layout(known + frames)
+        units = torch.full((batch, known + frames, layout.unit), UNKNOWN, device=known_BTHW.device)
+        units[:, :known, : layout.grid.frame_tokens] = known_BTHW.flatten(2)
+        units[:, :-1, layout.grid.frame_tokens :] = self._action_ids(lists, batch, known + frames - 1).to(units)
+        prefix = torch.tensor(config.prefix_ids, dtype=units.dtype, device=units.device).expand(batch, -1)
+        windows = spans(frames, known, config.frames, config.reference_frames)
+        sampler = Sampler(
+            self.variant.sampling if sampling is None else sampling,
+            torch.tensor(config.valid_ids(), device=units.device),
+            layout.prefix,
+            _generators(seed, batch, units.device),
+        )
+        paired = list(zip(windows, plans(layout, windows, order), strict=True))
+        return Stream(self, Video(layout, prefix, units), known, paired, sampler, batched)
+
+    def generate(
+        self,
+        prompt: VideoArray | Tensor,
+        actions: Sequence[Any] | None = None,
+        *,
+        frames: int | None = None,
+        schedule: str | Schedule | Order = "diagonal:k=1",
+        sampling: Sampling | None = None,
+        seed: int | Sequence[int] = 0,
+    ) -> Clip:
+        """The whole clip at once; the arguments are those of `stream`."""
+        stream = self.stream(prompt, actions, frames=frames, schedule=schedule, sampling=sampling, seed=seed)
+        made = list(stream)
+        axis = 1 if stream.batched else 0
+        pixels = np.stack([frame.pixels for frame in made], axis=axis)
+        return Clip(pixels, torch.stack([frame.tokens for frame in made], dim=axis), stream.steps)
+
+    def encode(self, prompt: VideoArray | Tensor) -> tuple[Tensor, bool]:
+        """Token ids (B, frames, rows, cols) of a prompt, and whether it came as a batch."""
+        config, device = self.variant.config, next(self.model.parameters()).device
+        if isinstance(prompt, Tensor):
+            expected = (config.rows, config.cols)
+            if prompt.ndim not in (3, 4) or tuple(prompt.shape[-2:]) != expected:
+                raise ValueError(f"prompt tokens have shape {tuple(prompt.shape)}; ({self.name}) takes (T, {expected})")
+            if prompt.is_floating_point() or int(prompt.min()) < 0 or int(prompt.max()) >= config.codebook:
+                raise ValueError(f"prompt tokens must be whole numbers from 0 to {config.codebook - 1}")
+            batched = prompt.ndim == 4
+            return (prompt if batched else prompt[None]).long().to(device), batched
+        height, width = self.size
+        video = prompt[None] if prompt.ndim == 3 else prompt
+        if video.dtype != np.uint8 or video.ndim not in (4, 5) or video.shape[-3:] != (height, width, 3):
+            raise ValueError(
+                f"the prompt is {video.dtype} of shape {prompt.shape}; {self.name} takes uint8 RGB frames of height "
+                f"{height} and width {width}, (T, {height}, {width}, 3). Resize it: diagonal.video.resize, or --resize"
+            )
+        batched = video.ndim == 5
+        pixels_BTHWC = torch.from_numpy(np.ascontiguousarray(video if batched else video[None])).to(device)
+        tokens: Tensor = self.tokenizer.encode(pixels_BTHWC.permute(0, 1, 4, 2, 3))
+        return tokens, batched
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write model and tokenizer as one safetensors file that `load(name, weights=folder)` reads."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "model.safetensors"
+        checkpoint.save({"transformer": self.model, "tokenizer": self.tokenizer}, path, {"model": self.name})
+        return path
+
+    def _action_ids(self, lists: list[Sequence[Any]] | None, batch: int, count: int) -> Tensor:
+        """Ids (B, count, suffix) of the actions after each frame but the last."""
+        config = self.variant.config
+        lists = [[self.actions.NOOP] * count] * batch if lists is None else lists
+        for given in lists:
+            if len(given) != count:
+                raise ValueError(
+                    f"{len(given)} actions given for a video of {count + 1} frames, which needs {count}: one after "
+                    "each frame but the last, prompt frames included"
+                )
+        return torch.tensor([self.actions.tokens(given, config.codebook) for given in lists])
+
+
+def load(
+    name: str,
+    weights: str | Path | None = None,
+    *,
+    tokenizer: str | Path | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> World:
+    """A world by name, with weights from a file, a folder or a hub id; `weights="random"` needs none.
+
+    `tokenizer` names a file of its own for the tokenizer, where the checkpoint has none. `seed` is that of
+    random weights.
+    """
+    variant: Variant = find("models", name)
+    if weights is None and not variant.random:
+        raise ValueError(
+            f"{name} needs weights: give a file, a folder or a hub id. Source: {variant.source}. "
+            'weights="random" runs it untrained, for speed only'
+        )
+    if weights is None or str(weights) == RANDOM:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            world = World(name, variant, RANDOM, "cpu")
+    else:
+        world = World(name, variant, str(weights), "meta")
+        _fill(world, checkpoint.read(weights), None if tokenizer is None else checkpoint.read(tokenizer))
+    for module in (world.model, world.tokenizer):
+        module.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    return world
+
+
+def _fill(world: World, state: checkpoint.State, separate: checkpoint.State | None) -> None:
+    """Load the model and the tokenizer, and refuse what belongs to neither."""
+    tokenizer_state = state if separate is None else separate
+    if separate is None and not any(key.startswith("tokenizer.") for key in state):
+        raise ValueError(f"{world.weights} holds no tokenizer; give its file too (tokenizer=..., --tokenizer)")
+    used = (checkpoint.prefix(state, world.model.weight_map), "tokenizer.")
+    extra = sorted(key for key in state if not key.startswith(used))
+    if extra:
+        raise ValueError(f"{world.weights} has keys that belong to no part of {world.name}: {checkpoint.some(extra)}")
+    checkpoint.load(world.model, state, world.name)
+    checkpoint.load(world.tokenizer, tokenizer_state, world.variant.tokenizer)
+
+
+def _per_sample(actions: Sequence[Any] | None, batch: int) -> list[Sequence[Any]] | None:
+    if actions is None:
+        return None
+    if not actions or not isinstance(actions[0], (list, tuple)):
+        return [actions] * batch
+    if len(actions) != batch:
+        raise ValueError(f"{len(actions)} lists of actions given for {batch} prompts")
+    return list(actions)
+
+
+def _new_frames(frames: int | None, known: int, actions: int | None, window: int) -> int:
+    if frames is None:
+        frames = max(window - known, 1) if actions is None else actions - (known - 1)
+    if frames < 1:
+        raise ValueError(
+            f"{frames} new frames asked for; at least 1 is needed"
+            + ("" if actions is None else f" ({actions} actions cover {known} prompt frames only)")
+        )
+    return frames
+
+
+def _generators(seed: int | Sequence[int], batch: int, device: torch.device) -> list[torch.Generator]:
+    seeds = [seed + index for index in range(batch)] if isinstance(seed, int) else list(seed)
+    if len(seeds) != batch:
+        raise ValueError(f"{len(seeds)} seeds given for {batch} prompts")
+    return [torch.Generator(device).manual_seed(one) for one in seeds]

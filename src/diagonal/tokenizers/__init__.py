@@ -1,0 +1,1 @@
+"""One file per tokenizer family: pixels to token ids and back."""

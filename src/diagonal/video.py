@@ -1,0 +1,153 @@
+"""Frames from files and into files: mp4 through PyAV, pictures through Pillow. Arrays are uint8, (T, H, W, 3)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from diagonal.files import atomic
+
+VideoArray = npt.NDArray[np.uint8]
+
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+CONTAINERS = (".mp4", ".mov", ".mkv")
+MAX_BYTES = 8 * 2**30  # of decoded pixels held at once
+
+
+def read(source: str | Path, most: int | None = None) -> VideoArray:
+    """The frames of a video, a picture, or a folder of pictures (in the order of their names); `most`: only so many."""
+    path = Path(source)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; give a video, a picture, or a folder of pictures")
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() in PICTURES)
+        if not files:
+            raise ValueError(f"the folder {path} holds no pictures ({', '.join(PICTURES)})")
+        frames: Iterable[VideoArray] = map(_picture, files)
+    elif path.suffix.lower() in PICTURES:
+        frames = map(_picture, [path])
+    else:
+        frames = _decode(path, most)
+    return _collect(path, frames, most)
+
+
+def _collect(path: Path, frames: Iterable[VideoArray], most: int | None) -> VideoArray:
+    kept: list[VideoArray] = []
+    for frame in frames:
+        if kept and frame.shape != kept[0].shape:
+            raise ValueError(f"{path}: frame {len(kept)} is {_size(frame)}, the first is {_size(kept[0])}")
+        kept.append(frame)
+        if len(kept) == most:
+            break
+        if len(kept) * frame.nbytes > MAX_BYTES:
+            raise ValueError(f"{path} is too long to hold in memory; read fewer than {len(kept)} frames")
+    if not kept:
+        raise ValueError(f"{path} holds no frames")
+    return np.stack(kept)
+
+
+def _picture(path: Path) -> VideoArray:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image.convert("RGB"))
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
+        raise ValueError(f"{path} is not a readable picture: {error}") from error
+
+
+def _decode(path: Path, most: int | None) -> Iterator[VideoArray]:
+    import av
+
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.video:
+                raise ValueError(f"{path} has no video stream")
+            expected, count = container.streams.video[0].frames, 0
+            for frame in container.decode(video=0):
+                yield frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False)
+                count += 1
+    except av.FFmpegError as error:
+        raise ValueError(f"{path} cannot be read as video: truncated, damaged or no video at all ({error})") from error
+    if count < min(expected, most or expected):
+        raise ValueError(f"{path} is truncated: it announces {expected} frames and holds {count}")
+
+
+class Writer:
+    """Encodes frames as they come. Made by `writer`."""
+
+    def __init__(self, container: Any, fps: int | Fraction, low_latency: bool) -> None:
+        self._container, self._fps, self._low_latency = container, Fraction(fps), low_latency
+        self._stream: Any = None
+        self.count = 0
+
+    def write(self, frames: VideoArray) -> None:
+        """Append frames (T, H, W, 3) or one frame (H, W, 3)."""
+        import av
+
+        for pixels in frames if frames.ndim == 4 else frames[None]:
+            if self._stream is None:
+                self._start(*pixels.shape[:2])
+            self._mux(self._stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")))
+            self.count += 1
+
+    def _start(self, height: int, width: int) -> None:
+        options = {"crf": "16", "preset": "veryfast"}
+        if self._low_latency:
+            options |= {"tune": "zerolatency"}
+        self._stream = self._container.add_stream("libx264", rate=self._fps, options=options)
+        self._stream.height, self._stream.width = height, width
+        # 4:2:0 plays everywhere but needs even sides.
+        self._stream.pix_fmt = "yuv420p" if height % 2 == width % 2 == 0 else "yuv444p"
+        if self._low_latency:
+            self._stream.gop_size = 1  # every frame opens a fragment: a player shows it at once
+
+    def finish(self) -> None:
+        if self._stream is not None:
+            self._mux(self._stream.encode())
+
+    def _mux(self, packets: Iterable[Any]) -> None:
+        for packet in packets:
+            self._container.mux(packet)
+
+
+@contextmanager
+def writer(path: str | Path, fps: int | Fraction) -> Iterator[Writer]:
+    """Write a video frame by frame. The file appears when all is written; '-' streams fragmented mp4 to stdout."""
+    import av
+
+    with ExitStack() as stack:
+        if str(path) == "-":
+            fragments = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
+            container = av.open(sys.stdout.buffer, "w", format="mp4", options=fragments)
+        else:
+            path = Path(path)
+            if path.suffix.lower() not in CONTAINERS:
+                raise ValueError(f"cannot write {path}: the name must end in {', '.join(CONTAINERS)}")
+            temporary = stack.enter_context(atomic(path))
+            container = av.open(str(temporary), "w")
+        try:
+            output = Writer(container, fps, low_latency=str(path) == "-")
+            yield output
+            output.finish()
+        finally:
+            container.close()
+
+
+def resize(frames: VideoArray, height: int, width: int) -> VideoArray:
+    """Bilinear resize of every frame, aspect not kept."""
+    from PIL import Image
+
+    pictures = [Image.fromarray(frame).resize((width, height), Image.Resampling.BILINEAR) for frame in frames]
+    return np.stack([np.asarray(picture) for picture in pictures])
+
+
+def _size(frame: VideoArray) -> str:
+    return f"{frame.shape[0]}x{frame.shape[1]}"

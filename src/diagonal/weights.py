@@ -1,0 +1,150 @@
+"""Reads checkpoints and fills models with them, strictly, without ever running code from a file.
+
+Accepted: safetensors (a file, or a folder with one or several shards), PyTorch `.ckpt/.bin/.pt/.pth` through
+`torch.load(weights_only=True)`, and hub ids through huggingface_hub (its cache and offline mode apply).
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from diagonal.engine.protocols import WeightMap
+from diagonal.files import atomic
+
+PICKLED = (".ckpt", ".bin", ".pt", ".pth")
+READABLE = (".safetensors", *PICKLED)
+
+State = dict[str, Tensor]
+
+
+def read(source: str | Path) -> State:
+    """All tensors of a checkpoint: a file, a folder of shards, or a hub id such as 'org/name'."""
+    state: State = {}
+    for path in _files(locate(source)):
+        part = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickled(path)
+        twice = state.keys() & part.keys()
+        if twice:
+            raise ValueError(f"{path} repeats keys of another shard: {some(sorted(twice))}")
+        state |= part
+    return state
+
+
+def locate(source: str | Path) -> Path:
+    """The local path of a checkpoint; a hub id is downloaded first."""
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
+        raise FileNotFoundError(f"weights {str(source)!r} do not exist; give a file, a folder, or a hub id 'org/name'")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(str(source), allow_patterns=[f"*{suffix}" for suffix in READABLE] + ["*.json"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise FileNotFoundError(
+            f"weights {str(source)!r} are no local path, and the hub did not give them: {error}"
+        ) from error
+
+
+def load(module: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
+    """Put a checkpoint's tensors into `module` by its weight map; every key and shape must match."""
+    weight_map = cast(WeightMap, module.weight_map)
+    strip = len(prefix(state, weight_map))
+    found = {key[strip:]: value for key, value in state.items() if key.startswith(prefix(state, weight_map))}
+    wanted = {key: tuple(value.shape) for key, value in module.state_dict().items()}
+    if not wanted.keys() & found.keys():  # not our own names: the published ones
+        found = rename(found, weight_map.keys)
+    shapes = {key: tuple(value.shape) for key, value in found.items()}
+    other = [key for key in wanted.keys() & shapes.keys() if shapes[key] != wanted[key]]
+    problems = [
+        *_list("missing", sorted(wanted.keys() - shapes.keys())),
+        *_list("unexpected", sorted(shapes.keys() - wanted.keys())),
+        *_list("of another shape", [f"{key} is {shapes[key]}, not {wanted[key]}" for key in sorted(other)]),
+    ]
+    if problems:
+        raise ValueError(f"the checkpoint does not fit {name}: keys " + "; ".join(problems))
+    module.load_state_dict(found, strict=True, assign=True)
+
+
+def prefix(state: Mapping[str, Tensor], weight_map: WeightMap) -> str:
+    """The first prefix of the map that any key has."""
+    return next(one for one in (*weight_map.prefixes, "") if any(key.startswith(one) for key in state))
+
+
+def rename(state: Mapping[str, Tensor], keys: Mapping[str, tuple[str, ...]]) -> State:
+    """Apply a weight map's table; keys that it does not name stay as they are, to be reported."""
+    left, renamed = dict(state), {}
+    for ours, theirs in keys.items():
+        pattern = re.compile(re.escape(theirs[0]).replace(r"\{\}", "(.+)"))
+        for match in list(filter(None, map(pattern.fullmatch, left))):
+            sources = [name.format(*match.groups()) for name in theirs]
+            if all(name in left for name in sources):
+                parts = [left.pop(name) for name in sources]
+                renamed[ours.format(*match.groups())] = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return renamed | left
+
+
+def save(modules: Mapping[str, nn.Module], path: Path, metadata: Mapping[str, str]) -> None:
+    """Write modules as one safetensors file, each under its name as prefix, atomically."""
+    tensors = {
+        f"{name}.{key}": value.detach().contiguous().cpu()
+        for name, module in modules.items()
+        for key, value in module.state_dict().items()
+    }
+    with atomic(path) as temporary:
+        save_file(tensors, temporary, metadata=dict(metadata))
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        if path.suffix not in READABLE:
+            raise ValueError(f"{path} is no checkpoint: its name must end in {', '.join(READABLE)}")
+        return [path]
+    for suffix in READABLE:
+        files = sorted(path.glob(f"*{suffix}"))
+        if len(files) == 1 or (files and suffix == ".safetensors"):
+            return files
+        if files:
+            raise ValueError(f"{path} holds {len(files)} {suffix} files; name the one to load")
+    raise FileNotFoundError(f"{path} holds no checkpoint ({', '.join(READABLE)})")
+
+
+def _read_safetensors(path: Path) -> State:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a valid safetensors file: {error}") from error
+
+
+def _read_pickled(path: Path) -> State:
+    """Tensors of a PyTorch file; anything but plain tensors and containers is refused before it can run."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(
+            f"{path} cannot be loaded safely: it is damaged, or a pickle with code in it, which is never run ({reason})"
+        ) from error
+    state = content.get("state_dict", content) if isinstance(content, dict) else None
+    if not isinstance(state, dict) or not state or not all(isinstance(v, Tensor) for v in state.values()):
+        raise ValueError(f"{path} holds no state dict of tensors")
+    return {str(key): value for key, value in state.items()}
+
+
+def _list(what: str, items: list[str]) -> list[str]:
+    return [f"{len(items)} {what}: {some(items)}"] if items else []
+
+
+def some(items: list[str], most: int = 4) -> str:
+    """The first few of a list, for messages."""
+    return ", ".join(items[:most]) + (f", and {len(items) - most} more" if len(items) > most else "")

@@ -1,0 +1,1 @@
+"""Sources of video with actions: their files, and their actions as tokens."""

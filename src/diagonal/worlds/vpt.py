@@ -1,0 +1,209 @@
+"""Minecraft as the VPT dataset records it (Baker et al., 2022): clips (mp4) with one action per line (jsonl).
+
+Two kinds of lines are read: raw recordings (`keyboard` and `mouse`) and actions already named
+(`{"forward": 1, ..., "camera": [pitch, yaw]}`). `tokens` gives MineWorld's 11 ids per action.
+An action belongs to the frame on which it is taken: it leads to the next frame.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diagonal.video import VideoArray
+from diagonal.video import read as read_video
+
+MAX_BYTES = 512 * 2**20  # of an action file; an hour of raw recording is about 50 MB
+MAX_ACTIONS = 1_000_000
+
+# In the order of their token ids.
+BUTTONS = (
+    *("use", "attack", "forward", "back", "left", "right", "jump", "sneak", "sprint"),
+    *("drop", "swapHands", "pickItem", "inventory", "ESC"),
+    *(f"hotbar.{i}" for i in range(1, 10)),
+)
+# The slots of an action between the camera and the end: the first of these pressed is the slot's token.
+HOTBAR = BUTTONS[14:]
+PAIRS = (
+    ("forward", "back"),
+    ("left", "right"),
+    ("sprint", "sneak"),
+    ("use", "attack"),
+    ("jump",),
+    ("drop", "pickItem"),
+)
+
+CAMERA_MAX = 90.0  # degrees
+CAMERA_BINS = 21
+CAMERA_MU = 11.4887  # mu-law: fine steps near the centre
+PITCH = len(BUTTONS)
+YAW = PITCH + CAMERA_BINS
+BOS, NULL, EOS = range(YAW + CAMERA_BINS, YAW + CAMERA_BINS + 3)
+VOCABULARY = EOS + 1
+
+KEYS = {
+    "key.keyboard.w": "forward",
+    "key.keyboard.s": "back",
+    "key.keyboard.a": "left",
+    "key.keyboard.d": "right",
+    "key.keyboard.space": "jump",
+    "key.keyboard.left.shift": "sneak",
+    "key.keyboard.left.control": "sprint",
+    "key.keyboard.q": "drop",
+    "key.keyboard.f": "swapHands",
+    "key.keyboard.e": "inventory",
+    "key.keyboard.escape": "ESC",
+    **{f"key.keyboard.{i}": f"hotbar.{i}" for i in range(1, 10)},
+}
+MOUSE = {0: "attack", 1: "use", 2: "pickItem"}
+DEGREES_PER_PIXEL = 360 / 2400
+# Pairs that cancel each other in a raw recording.
+OPPOSITES = (
+    ("forward", "back"),
+    ("left", "right"),
+    ("sprint", "sneak"),
+    ("jump", "sneak"),
+    ("attack", "use"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Buttons held and the camera's turn in degrees (pitch: down is positive; yaw: right is positive)."""
+
+    buttons: frozenset[str] = frozenset()
+    pitch: float = 0.0
+    yaw: float = 0.0
+
+    def __post_init__(self) -> None:
+        unknown = self.buttons - set(BUTTONS)
+        if unknown:
+            raise ValueError(f"unknown buttons {sorted(unknown)}; known: {', '.join(BUTTONS)}")
+        if not (math.isfinite(self.pitch) and math.isfinite(self.yaw)):
+            raise ValueError(f"camera ({self.pitch}, {self.yaw}) is not two numbers of degrees")
+
+
+NOOP = Action()
+
+
+def tokens(actions: Sequence[Action], first_id: int) -> list[list[int]]:
+    """MineWorld's 11 ids per action, counted from `first_id` (the size of the image codebook)."""
+    return [[first_id + local for local in _local_ids(action)] for action in actions]
+
+
+def _local_ids(action: Action) -> list[int]:
+    """begin, pitch, yaw, hotbar, forward/back, left/right, sprint/sneak, use/attack, jump, drop/pick, end."""
+    slots = [BOS, PITCH + camera_bin(action.pitch), YAW + camera_bin(action.yaw)]
+    hotbar = [name for name in HOTBAR if name in action.buttons]
+    slots.append(BUTTONS.index(hotbar[0]) if hotbar else NULL)
+    for pair in PAIRS:
+        pressed = [name for name in pair if name in action.buttons]
+        slots.append(BUTTONS.index(pressed[0]) if len(pressed) == 1 else NULL)
+    return [*slots, EOS]
+
+
+def camera_bin(degrees: float) -> int:
+    """Bin 0 to 20 of a camera turn: clipped to +-90 degrees, mu-law companded, rounded half to even."""
+    clipped = max(-CAMERA_MAX, min(CAMERA_MAX, degrees)) / CAMERA_MAX
+    companded = math.copysign(math.log1p(CAMERA_MU * abs(clipped)) / math.log1p(CAMERA_MU), clipped)
+    width = 2 * CAMERA_MAX / (CAMERA_BINS - 1)
+    return round((companded * CAMERA_MAX + CAMERA_MAX) / width)
+
+
+def parse(text: str) -> list[Action]:
+    """Actions from the short form: 'forward*8, forward+jump*2, yaw=15*4, noop'.
+
+    A comma separates actions, '+' joins what is held together, '*n' repeats. pitch and yaw are degrees per frame.
+    """
+    actions: list[Action] = []
+    for item in text.split(","):
+        held, star, times = item.strip().partition("*")
+        if star and not re.fullmatch(r"[1-9]\d{0,6}", times.strip()):
+            raise ValueError(f"{item.strip()!r}: after '*' comes how often, a whole number from 1")
+        count = int(times) if star else 1
+        if len(actions) + count > MAX_ACTIONS:
+            raise ValueError(f"more than {MAX_ACTIONS} actions given")
+        actions += [_parse_held(held)] * count
+    return actions
+
+
+def _parse_held(held: str) -> Action:
+    buttons, camera = set(), {"pitch": 0.0, "yaw": 0.0}
+    for word in (part.strip() for part in held.split("+")):
+        name, equals, value = word.partition("=")
+        if equals and name in camera and re.fullmatch(r"-?\d+(\.\d+)?", value):
+            camera[name] = float(value)
+        elif word in BUTTONS:
+            buttons.add(word)
+        elif word != "noop":
+            known = ", ".join(["noop", *BUTTONS, "pitch=DEGREES", "yaw=DEGREES"])
+            raise ValueError(f"unknown action {word!r}; known: {known}")
+    return Action(frozenset(buttons), **camera)
+
+
+def read(path: str | Path) -> list[Action]:
+    """The actions of a jsonl file, one per frame."""
+    path = Path(path)
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"{path} is larger than {MAX_BYTES // 2**20} MB; split the recording")
+    records = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip():
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
+    if not records:
+        raise ValueError(f"{path} holds no actions")
+    try:
+        return _raw(records) if "mouse" in records[0] else [_named(record) for record in records]
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(
+            f"{path} holds neither raw VPT recordings (keyboard, mouse) nor named actions (forward, camera): {error!r}"
+        ) from error
+
+
+def _named(record: dict[str, Any]) -> Action:
+    pitch, yaw = record.get("camera", (0.0, 0.0))
+    return Action(frozenset(name for name in BUTTONS if record.get(name)), float(pitch), float(yaw))
+
+
+def _raw(records: list[dict[str, Any]]) -> list[Action]:
+    """Raw recordings, with the corrections the dataset's own loader makes.
+
+    An attack button held before the recording began is ignored until it is pressed anew, and a change of the
+    selected hotbar slot (by wheel or key) counts as pressing that slot's key.
+    """
+    stuck = records[0]["mouse"]["newButtons"] == [0]
+    hotbar, actions = 0, []
+    for index, record in enumerate(records):
+        mouse = record["mouse"]
+        stuck = stuck and (index == 0 or 0 not in mouse["newButtons"])
+        buttons = {KEYS[key] for key in record["keyboard"]["keys"] if key in KEYS}
+        buttons |= {MOUSE[b] for b in mouse["buttons"] if b in MOUSE and not (stuck and b == 0)}
+        if record["hotbar"] != hotbar:
+            hotbar = record["hotbar"]
+            buttons.add(HOTBAR[hotbar])
+        cancelled = {name for pair in OPPOSITES if buttons.issuperset(pair) for name in pair}
+        actions.append(Action(frozenset(buttons - cancelled), _degrees(mouse["dy"]), _degrees(mouse["dx"])))
+    return actions
+
+
+def _degrees(pixels: float) -> float:
+    """Whole degrees toward zero, as the dataset's loader stores them; jumps beyond half a turn are dropped by it."""
+    degrees = pixels * DEGREES_PER_PIXEL
+    return float(int(degrees)) if abs(degrees) <= 180 else 0.0
+
+
+def read_clip(video: str | Path, actions: str | Path | None = None) -> tuple[VideoArray, list[Action]]:
+    """A clip and its actions (by default the .jsonl of the same name); both must have the same length."""
+    actions = Path(video).with_suffix(".jsonl") if actions is None else Path(actions)
+    frames, taken = read_video(video), read(actions)
+    if len(frames) != len(taken):
+        raise ValueError(f"{video} has {len(frames)} frames but {actions} has {len(taken)} actions; one each is needed")
+    return frames, taken
