@@ -1,12 +1,13 @@
 """The `diagonal` command: parses, calls the library, prints. `--help` answers without importing torch.
 
 Results go to stdout (a table, or one JSON object with --json), progress and remarks to stderr. What the user got
-wrong ends with one line and exit code 2.
+wrong ends with one line and exit code 2; DIAGONAL_TRACEBACK=1 in the environment shows where it arose.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -299,9 +300,11 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError) as error:
+        if os.environ.get("DIAGONAL_TRACEBACK"):
+            raise
         err.print(f"[red]error:[/] {type(error).__name__ + ': ' if not str(error) else ''}", end="")
         err.print(str(error), markup=False, soft_wrap=True)
         raise SystemExit(2) from error
     except KeyboardInterrupt:
-        err.print("stopped; nothing was written")
+        err.print("stopped")
         raise SystemExit(130) from None

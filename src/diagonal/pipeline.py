@@ -226,6 +226,7 @@ def load(
     random weights.
     """
     variant: Variant = find("models", name)
+    device = _device(device)
     if weights is None and not variant.random:
         raise ValueError(
             f"{name} needs weights: give a file, a folder or a hub id. Source: {variant.source}. "
@@ -241,6 +242,16 @@ def load(
     for module in (world.model, world.tokenizer):
         module.to(device=device, dtype=dtype).eval().requires_grad_(False)
     return world
+
+
+def _device(name: torch.device | str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device {name!r} is not known; write cpu, cuda, cuda:1 or mps") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} asked for, but this PyTorch sees no CUDA GPU; use cpu")
+    return device
 
 
 def _fill(world: World, state: checkpoint.State, separate: checkpoint.State | None) -> None:

@@ -84,6 +84,8 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
+    """Pre-norm attention, then pre-norm feed-forward."""
+
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.width, config.eps)

@@ -66,15 +66,18 @@ class VQTokenizer(nn.Module):
         return self.config.patch
 
     def encode(self, video_BTCHW: Tensor) -> Tensor:
-        """Index of the nearest codebook vector at each place."""
         batch, frames = video_BTCHW.shape[:2]
-        codebook = self.vq.quantize.embedding.weight
-        pixels = (video_BTCHW.flatten(0, 1).to(codebook.dtype) / 255 - 0.5) / 0.5
+        dtype = self.vq.quantize.embedding.weight.dtype
+        pixels = (video_BTCHW.flatten(0, 1).to(dtype) / 255 - 0.5) / 0.5
         with torch.inference_mode():
-            latents = self.vq.quant_conv(self.vq.encoder(pixels))
-            vectors = latents.permute(0, 2, 3, 1)
-            ids = torch.cdist(vectors.flatten(0, 2), codebook).argmin(-1)
-        return ids.reshape(batch, frames, *vectors.shape[1:3]).clone()
+            ids_NHW = self.nearest(self.vq.quant_conv(self.vq.encoder(pixels)))
+        return ids_NHW.reshape(batch, frames, *ids_NHW.shape[1:]).clone()
+
+    def nearest(self, latents_NCHW: Tensor) -> Tensor:
+        """Index of the closest codebook vector at each place, (N, rows, cols)."""
+        vectors = latents_NCHW.permute(0, 2, 3, 1)
+        ids = torch.cdist(vectors.flatten(0, 2), self.vq.quantize.embedding.weight).argmin(-1)
+        return ids.reshape(vectors.shape[:3])
 
     def decode(self, tokens_BTHW: Tensor, state: MutableMapping[str, Tensor]) -> Tensor:
         """Every frame stands alone: `state` stays empty."""

@@ -1,0 +1,69 @@
+"""What every model and tokenizer must keep, found by name: a new family is tested by being there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from diagonal.engine.attention import Dense
+from diagonal.names import families, find, listing
+from tests.tiny import TINY, build, tiny_config
+
+
+def test_every_family_has_a_tiny_variant() -> None:
+    assert {name.partition("/")[0] for name in TINY} == set(families("models"))
+
+
+@pytest.mark.parametrize("name", listing("models"))
+def test_a_variant_says_all_that_its_surroundings_need(name: str) -> None:
+    variant = find("models", name)
+    config = variant.config
+    assert variant.licence and variant.source and variant.fps > 0
+    assert len(config.valid_ids()) == config.rows * config.cols + config.suffix
+    assert all(0 <= low < high for low, high in config.valid_ids())
+    assert 1 <= config.reference_frames < config.frames
+    with torch.device("meta"):
+        model, tokenizer = config.build(), find("tokenizers", variant.tokenizer).build()
+    assert set(model.weight_map.prefixes) and tokenizer.patch >= 1
+    assert not list(model.buffers())  # what is not a weight is computed, so that meta loading needs nothing else
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_order_of_inputs_in_a_call_does_not_matter(name: str) -> None:
+    """A model sees positions, not places in the call: scattered inputs give the logits of the sorted ones."""
+    config = tiny_config(name)
+    model: Any = build(config)
+    size = 20
+    tokens = torch.randint(config.codebook, (2, size), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(size, size, dtype=torch.bool).tril()
+    shuffled = torch.randperm(size, generator=torch.Generator().manual_seed(1))
+    sorted_logits = model(tokens, torch.arange(size), Dense(mask))
+    logits = model(tokens[:, shuffled], shuffled, Dense(mask[shuffled][:, shuffled]))
+    torch.testing.assert_close(logits, sorted_logits[:, shuffled], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_keep_computes_the_logits_of_the_kept_inputs_only(name: str) -> None:
+    config = tiny_config(name)
+    model: Any = build(config)
+    tokens, mask = torch.arange(9)[None] % config.codebook, Dense(torch.ones(9, 9, dtype=torch.bool).tril())
+    keep = torch.tensor([8, 2])
+    every = model(tokens, torch.arange(9), mask)
+    torch.testing.assert_close(model(tokens, torch.arange(9), mask, keep), every[:, keep], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in listing("tokenizers") if "tiny" in name])
+def test_a_tokenizer_maps_frames_to_its_grid_and_streams(name: str) -> None:
+    tokenizer: Any = build(find("tokenizers", name))
+    patch = tokenizer.patch
+    video = torch.randint(256, (2, 3, 3, 2 * patch, 3 * patch), dtype=torch.uint8)
+    tokens = tokenizer.encode(video)
+    assert tokens.shape == (2, 3, 2, 3) and tokens.dtype == torch.int64
+    whole = tokenizer.decode(tokens, {})
+    assert whole.shape == video.shape and whole.dtype == torch.uint8
+    state: dict[str, torch.Tensor] = {}
+    frames = [tokenizer.decode(tokens[:, index : index + 1], state) for index in range(3)]
+    streamed = torch.cat(frames, dim=1)
+    assert (streamed.int() - whole.int()).abs().max() <= 1

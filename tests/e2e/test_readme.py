@@ -1,0 +1,66 @@
+"""The README says what works: its code runs, its commands are the real ones, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from diagonal import Grid, Layout, make_plan
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+
+
+def _blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def _commands() -> list[str]:
+    lines = [line for block in _blocks(README, "bash") for line in block.splitlines()]
+    return [line.partition(".venv/bin/diagonal ")[2] for line in lines if line.startswith(".venv/bin/diagonal ")]
+
+
+def test_the_two_commands_come_first() -> None:
+    first = _blocks(README, "bash")[0].splitlines()
+    assert [line.split()[0] for line in first] == ["scripts/demo", "scripts/test"]
+    assert all((ROOT / name).stat().st_mode & 0o100 for name in ("scripts/demo", "scripts/test", ".ci/run"))
+    assert "scripts/test" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: path.name)
+def test_python_examples_run(path: Path, tmp_path: Path) -> None:
+    code = "\n".join(_blocks(path.read_text(), "python"))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [c for c in _commands() if ".ckpt" not in c])
+def test_commands_run_as_printed(command: str, tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("diagonal")
+    words = [str(tmp_path / word) if word.endswith((".png", ".mp4")) else word for word in shlex.split(command)]
+    done = subprocess.run([program, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: path.name)
+def test_links_within_the_project_lead_somewhere(path: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
+        if not link.startswith("http"):
+            assert (path.parent / link).exists(), link
+
+
+def test_the_step_table_is_computed_not_remembered() -> None:
+    def steps(grid: str, schedule: str) -> int:
+        return len(make_plan(Layout(Grid.parse(grid), prefix=1), schedule).steps)
+
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in README.splitlines() if line.startswith("| ")]
+    for grid, row in (("1x14x24", rows[1]), ("3x40x64", rows[2])):
+        for schedule, cell in zip(("raster", *(s.strip("`") for s in rows[0][3:])), row[2:], strict=True):
+            if cell:
+                assert int(cell.replace(",", "").removesuffix("steps")) == steps(grid, schedule)

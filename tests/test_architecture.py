@@ -1,0 +1,160 @@
+"""The rules of the house, checked on the source: who imports whom, how long things get, what is never written."""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import diagonal
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "diagonal"
+FILES = sorted(SOURCE.rglob("*.py"))
+MODULES = {path: ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__") for path in FILES}
+
+# What each part may import of the library. Parts not named here are the top: they may import anything below.
+ALLOWED = {
+    "grid": set(),
+    "files": set(),
+    "names": set(),
+    "schedules": {"grid", "schedules"},
+    "plan": {"grid", "schedules"},
+    "engine": {"grid", "plan", "engine"},
+    "models": {"engine.protocols", "engine.cache", "models.layers"},
+    "tokenizers": {"engine.protocols", "engine.cache"},
+    "video": {"files"},
+    "worlds": {"video", "files"},
+    "weights": {"files", "engine.protocols"},
+    "draw": {"files", "grid", "plan", "video"},
+    "pipeline": {"engine", "grid", "names", "plan", "schedules", "video", "weights"},
+}
+WITHOUT_TORCH = ("grid", "schedules", "plan", "names", "files", "video", "draw", "worlds", "cli")
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            whole = node.module == "diagonal"
+            yield from (f"diagonal.{alias.name}" for alias in node.names) if whole else [node.module]
+
+
+def _top_level_imports(path: Path) -> Iterator[str]:
+    for node in _tree(path).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from _imports(node)
+
+
+@pytest.mark.parametrize("path", FILES, ids=MODULES.get)
+def test_imports_point_downwards(path: Path) -> None:
+    part = MODULES[path].partition(".")[0]
+    if part not in ALLOWED:
+        assert part in {"diagonal", "__init__", "cli"}, f"say in ALLOWED what {part} may import"
+        return
+    for name in _imports(_tree(path)):
+        inside = name.removeprefix("diagonal.") if name.startswith("diagonal.") else None
+        if inside is not None:
+            ok = any(inside == one or inside.startswith(one + ".") for one in ALLOWED[part])
+            assert ok, f"{MODULES[path]} imports {inside}; allowed: {sorted(ALLOWED[part])}"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if MODULES[p].startswith(WITHOUT_TORCH)], ids=MODULES.get)
+def test_the_core_and_the_front_need_no_torch(path: Path) -> None:
+    assert not [name for name in _top_level_imports(path) if name.split(".")[0] in ("torch", "diffusers")]
+
+
+def _functions() -> Iterator[tuple[str, ast.FunctionDef]]:
+    for path in FILES:
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.FunctionDef):
+                yield f"{MODULES[path]}.{node.name}", node
+
+
+def _lines(node: ast.FunctionDef) -> int:
+    """Lines of code: the docstring explains, it does not count."""
+    doc = node.body[0]
+    documented = isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant)
+    start = (doc.end_lineno if documented else node.lineno) or node.lineno
+    return (node.end_lineno or start) - start
+
+
+def test_files_and_functions_stay_small() -> None:
+    long_files = {MODULES[path]: n for path in FILES if (n := len(path.read_text().splitlines())) > 400}
+    assert not long_files
+    lengths = {name: _lines(node) for name, node in _functions()}
+    assert not {name: n for name, n in lengths.items() if n > 80}
+    assert statistics.median(lengths.values()) < 10
+    assert sorted(lengths.values())[int(0.95 * len(lengths))] < 50
+
+
+def test_functions_take_at_most_six_parameters() -> None:
+    """But for commands, whose parameters are their options."""
+    for name, node in _functions():
+        own = [arg.arg for arg in node.args.args + node.args.kwonlyargs if arg.arg not in ("self", "cls")]
+        assert len(own) <= 6 or name.startswith("cli."), f"{name} takes {own}"
+
+
+def test_public_things_say_what_they_are_for() -> None:
+    for path in FILES:
+        tree = _tree(path)
+        assert ast.get_docstring(tree), f"{MODULES[path]} has no docstring"
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                assert ast.get_docstring(node), f"{MODULES[path]}.{node.name} has no docstring"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        (r"\bhasattr\(", "probing: say what a thing is by its type"),
+        (r"\bgetattr\([^()]*,[^()]*,", "a default for a missing attribute hides mistakes"),
+        (r"\*\*kwargs", "pass-through arguments hide what a function takes"),
+        (r"(?<![\w.])print\(", "the library does not print"),
+        (r"\bTODO\b|\bFIXME\b|NotImplementedError", "unfinished work"),
+        (r"torch\.load\((?!.*weights_only=True)", "loading must not run code"),
+    ],
+)
+def test_what_is_never_written(pattern: str, why: str) -> None:
+    found = [
+        f"{MODULES[path]}:{number}"
+        for path in FILES
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(pattern, line)
+    ]
+    assert not found, f"{found}: {why}"
+
+
+def test_public_names_are_exported_and_exist() -> None:
+    assert sorted(diagonal.__all__) == diagonal.__all__
+    assert set(diagonal.__all__) == set(diagonal._HOMES)
+    for name in diagonal.__all__:
+        assert vars(sys.modules["diagonal"]).get(name) or diagonal.__getattr__(name)
+    with pytest.raises(AttributeError, match="nonsense"):
+        diagonal.__getattr__("nonsense")
+
+
+def test_the_changelog_knows_this_version() -> None:
+    assert f"## [{diagonal.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_models_and_engine_import_with_torch_numpy_and_safetensors_alone() -> None:
+    """GPU machines often have no video or diffusion packages; decoding must work there."""
+    code = """
+import sys
+for name in ("diffusers", "av", "PIL", "typer", "rich", "huggingface_hub", "transformers"):
+    sys.modules[name] = None
+import diagonal.engine.decode, diagonal.models.mcar, diagonal.pipeline, diagonal.weights, diagonal.worlds.vpt
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

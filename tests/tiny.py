@@ -1,0 +1,73 @@
+"""Tiny models on small grids, and one way to run a plan that also records the logits it sampled from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diagonal.engine.cache import KVCache
+from diagonal.engine.decode import decode
+from diagonal.engine.protocols import Memory, Sampling, Variant
+from diagonal.engine.sampler import Sampler
+from diagonal.names import find, listing
+from diagonal.plan import Plan
+
+TINY = [name for name in listing("models") if "tiny" in name]  # every family has at least one
+GREEDY = Sampling(temperature=0)
+
+
+def tiny_config(name: str, **changes: Any) -> Any:
+    """A tiny variant's config on a grid small enough to try everything."""
+    variant: Variant = find("models", name)
+    config: Any = variant.config
+    return replace(config, **({"rows": 4, "cols": 6, "frames": 5, "reference_frames": 2} | changes))
+
+
+def build(config: Any, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return config.build().eval().requires_grad_(False)
+
+
+class Recorded:
+    """A model that keeps the logits of every kept input."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.cache_spec = model, model.cache_spec
+        self.logits: list[Tensor] = []
+
+    def __call__(self, tokens_BS: Tensor, slots_S: Tensor, memory: Memory, keep: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.model(tokens_BS, slots_S, memory, keep)
+        self.logits.append(logits.clone())
+        return logits
+
+
+def sampler(config: Any, plan: Plan, sampling: Sampling, seeds: list[int]) -> Sampler:
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    return Sampler(sampling, torch.tensor(config.valid_ids()), plan.layout.prefix, generators)
+
+
+def random_prompt(config: Any, plan: Plan, batch: int = 1, seed: int = 0) -> Tensor:
+    """Given tokens everywhere, -1 in the cells to decode: a read of one would fail."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(config.codebook, (batch, plan.layout.length), generator=generator)
+    for frame in range(plan.known, plan.layout.grid.frames):
+        tokens[:, plan.layout.frame(frame)] = -1
+    return tokens
+
+
+def new_cache(model: Any, plan: Plan, batch: int = 1) -> KVCache:
+    return KVCache(model.cache_spec, batch, plan.layout.length, torch.device("cpu"), torch.float32)
+
+
+def run(
+    model: Any, plan: Plan, tokens: Tensor, sampling: Sampling = GREEDY, seeds: list[int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Decode a plan: the filled-in tokens, and the logits (B, written, V) in the order of the steps."""
+    recorded, tokens = Recorded(model), tokens.clone()
+    chosen = sampler(model.config, plan, sampling, seeds or [0] * len(tokens))
+    for _ in decode(recorded, plan, tokens, new_cache(model, plan, len(tokens)), chosen):
+        pass
+    return tokens, torch.cat(recorded.logits, dim=1)
