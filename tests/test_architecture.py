@@ -27,13 +27,31 @@ ALLOWED = {
     "schedules": {"grid", "schedules"},
     "plan": {"grid", "schedules"},
     "engine": {"grid", "plan", "engine"},
-    "models": {"engine.protocols", "engine.cache", "models.layers"},
+    # models.doom is another config of models.mcar, with no modules of its own.
+    "models": {"engine.protocols", "engine.cache", "models.layers", "models.mcar"},
     "tokenizers": {"engine.protocols", "engine.cache"},
     "video": {"files"},
     "worlds": {"video", "files"},
     "weights": {"files", "engine.protocols"},
     "draw": {"files", "grid", "plan", "video"},
     "pipeline": {"engine", "grid", "names", "plan", "schedules", "video", "weights"},
+    "lpips": set(),
+    "evaluation": {"engine.protocols", "evaluation", "lpips", "pipeline", "plan", "training.data", "worlds"},
+    "training": {
+        "engine",
+        "evaluation.idm",
+        "files",
+        "grid",
+        "lpips",
+        "names",
+        "plan",
+        "recipes",
+        "training",
+        "video",
+        "weights",
+        "worlds",
+    },
+    "recipes": {"recipes", "training.run"},
 }
 WITHOUT_TORCH = ("grid", "schedules", "plan", "names", "files", "video", "draw", "worlds", "cli")
 

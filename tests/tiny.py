@@ -23,7 +23,7 @@ def tiny_config(name: str, **changes: Any) -> Any:
     """A tiny variant's config on a grid small enough to try everything."""
     variant: Variant = find("models", name)
     config: Any = variant.config
-    return replace(config, **({"rows": 4, "cols": 6, "frames": 5, "reference_frames": 2} | changes))
+    return replace(config, **({"rows": 4, "cols": 6, "frames": 6, "reference_frames": 2} | changes))
 
 
 def build(config: Any, seed: int = 0) -> Any:

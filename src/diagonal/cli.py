@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -162,15 +164,24 @@ def generate(
     orders = [_order(spec, stand_in, refeed) for spec in (schedule, compare) if spec is not None]
     if out_path == "-" and (as_json or compare is not None):
         raise ValueError("--out - streams the video to stdout; it goes neither with --json nor with --compare")
+    from diagonal.names import find
     from diagonal.pipeline import load
+    from diagonal.video import check_target
 
+    # All that can be refused is refused before a large model is loaded.
+    check_target(out_path)
+    chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
+    given = {key: value for key, value in chosen.items() if value is not None}
+    sampling = replace(find("models", model).sampling, **given)
+    if prompt is None and prompt_frames != 1:
+        raise ValueError(f"--prompt-frames {prompt_frames} needs --prompt")
+    if prompt is not None and not prompt.exists():
+        raise FileNotFoundError(f"--prompt {prompt} does not exist; give a video, a picture, or a folder of pictures")
     world = load(model, weights, tokenizer=tokenizer, device=device)
     if world.weights == "random":
         err.print(f"[yellow]{model} has random weights: speed is real, the pictures are noise.[/]")
     clip = _prompt(world, prompt, prompt_frames, resize)
     taken, frames = _actions(world, actions, len(clip), frames)
-    chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-    sampling = replace(world.variant.sampling, **{key: value for key, value in chosen.items() if value is not None})
 
     def stream(order: Order, count: int | None) -> Stream:
         used = taken if count is None else taken[: len(clip) - 1 + count]
@@ -218,9 +229,9 @@ def _actions(world: World, given: str | None, known: int, frames: int | None) ->
         return between + [world.actions.NOOP] * frames, frames
     if given.endswith(".jsonl"):
         recorded = world.actions.read(given)
-        frames = frames or min(world.variant.config.frames, len(recorded) + 1) - known
+        frames = frames or max(1, min(world.variant.config.frames, len(recorded) + 1) - known)
         needed = known - 1 + frames
-        if frames < 1 or len(recorded) < needed:
+        if len(recorded) < needed:
             raise ValueError(
                 f"{given} has {len(recorded)} actions; {known} prompt and {frames} new frames need {needed}"
             )
@@ -253,14 +264,14 @@ def _run(stream: Stream, order: Order, each: Any) -> Run:
     return Run(str(order), stream.steps, stream.frames, seconds)
 
 
-def _write(stream: Stream, order: Order, path: str, fps: int) -> Run:
+def _write(stream: Stream, order: Order, path: str, fps: int | Fraction) -> Run:
     from diagonal.video import writer
 
     with writer(path, fps) as video:
         return _run(stream, order, video.write)
 
 
-def _write_compared(streams: list[tuple[Order, Stream]], path: str, fps: int) -> list[Run]:
+def _write_compared(streams: list[tuple[Order, Stream]], path: str, fps: int | Fraction) -> list[Run]:
     import numpy as np
 
     from diagonal.draw import side_by_side
@@ -285,7 +296,9 @@ def _print_runs(runs: list[Run], shared: dict[str, Any]) -> None:
         cells = [f"{run.seconds:.2f}", f"{numbers['ms_per_frame']:.0f}", f"{numbers['fps']:.2f}"]
         table.add_row(run.schedule, f"{run.steps}", *cells, f"{slowest / run.seconds:.2f}x")
     out.print(table)
-    out.print(f"{runs[0].frames} frames of {shared['model']} ({shared['weights']} weights) in {shared['out']}")
+    out.print(
+        f"{runs[0].frames} frames of {shared['model']} ({shared['weights']} weights) in {shared['out']}", markup=False
+    )
     out.print(
         "[dim]seconds: all model calls and the decoding of frames to pixels; loading and the prompt not counted[/]"
     )
@@ -297,6 +310,8 @@ def _print_json(value: Any) -> None:
 
 def main() -> None:
     """Run the command; errors of use are one line and exit code 2."""
+    # A polite end unwinds, so that temporary files are removed; Ctrl-C does so by itself.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         app()
     except (ValueError, OSError) as error:
@@ -305,6 +320,3 @@ def main() -> None:
         err.print(f"[red]error:[/] {type(error).__name__ + ': ' if not str(error) else ''}", end="")
         err.print(str(error), markup=False, soft_wrap=True)
         raise SystemExit(2) from error
-    except KeyboardInterrupt:
-        err.print("stopped")
-        raise SystemExit(130) from None

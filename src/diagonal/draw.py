@@ -83,6 +83,8 @@ def side_by_side(videos: Sequence[VideoArray], labels: Sequence[str]) -> VideoAr
     """Videos next to each other, each under its label; all must have the same shape."""
     from PIL import Image, ImageDraw
 
+    if len({video.shape for video in videos}) > 1:
+        raise ValueError(f"videos of different shapes cannot stand side by side: {[video.shape for video in videos]}")
     band, gap = 32, 8
     frames, height, width = videos[0].shape[:3]
     total = len(videos) * width + (len(videos) - 1) * gap

@@ -16,6 +16,8 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
+MAX_TOKENS = 2**22  # far beyond any model's window; a plan holds a few numbers for each
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:
@@ -30,6 +32,8 @@ class Grid:
             value = getattr(self, name)
             if value < 1:
                 raise ValueError(f"grid {self} has {name}={value}; every side must be at least 1")
+        if self.tokens > MAX_TOKENS:
+            raise ValueError(f"grid {self} has {self.tokens} tokens; at most {MAX_TOKENS} can be planned")
 
     @classmethod
     def parse(cls, text: str) -> Grid:

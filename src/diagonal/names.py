@@ -18,7 +18,7 @@ def families(package: str) -> list[str]:
 
 def listing(package: str) -> list[str]:
     """All names that `find` knows, family by family, in the order the files give."""
-    return [f"{family}/{variant}" for family in families(package) for variant in _variants(package, family)]
+    return [_join(family, variant) for family in families(package) for variant in _variants(package, family)]
 
 
 def find(package: str, name: str) -> Any:
@@ -28,9 +28,14 @@ def find(package: str, name: str) -> Any:
         raise ValueError(f"nothing is called {name!r} in {package}; known: {', '.join(listing(package))}")
     variants = _variants(package, family)
     if variant not in variants:
-        known = ", ".join(f"{family}/{one}" for one in variants)
+        known = ", ".join(_join(family, one) for one in variants)
         raise ValueError(f"{family!r} has no variant {variant!r}; known: {known}")
     return variants[variant]
+
+
+def _join(family: str, variant: str) -> str:
+    """A family's plain name is its variant called ''."""
+    return f"{family}/{variant}" if variant else family
 
 
 def _variants(package: str, family: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from diagonal import weights as checkpoint
 from diagonal.engine.cache import KVCache
-from diagonal.engine.decode import Span, Video, plans, rollout, spans
+from diagonal.engine.decode import Frame, Span, Video, plans, rollout, spans
 from diagonal.engine.protocols import ActionSpace, Sampling, Variant
 from diagonal.engine.sampler import Sampler
 from diagonal.grid import Grid, Layout
@@ -76,14 +76,18 @@ class Stream:
         """Model calls that will be made."""
         return sum(len(plan.steps) for _, plan in self.windows)
 
-    def __iter__(self) -> Iterator[VideoFrame]:
+    def token_frames(self) -> Iterator[Frame]:
+        """Frames as token ids (B, rows, cols) on the model's device, not decoded to pixels."""
         model, parameter = self.world.model, next(self.world.model.parameters())
         length = max(plan.layout.length for _, plan in self.windows)
         batch = len(self.video.units_BTU)
         cache = KVCache(model.cache_spec, batch, length, parameter.device, parameter.dtype)
+        return rollout(model, self.video, self.windows, cache, self.sampler, lambda: self.on_step())
+
+    def __iter__(self) -> Iterator[VideoFrame]:
         state: dict[str, Tensor] = {}
         index = self.known
-        for frame in rollout(model, self.video, self.windows, cache, self.sampler, lambda: self.on_step()):
+        for frame in self.token_frames():
             pixels_BTCHW = self.world.tokenizer.decode(frame.tokens[:, None], state)
             for pixels_BCHW in pixels_BTCHW.unbind(1):
                 pixels, tokens = pixels_BCHW.permute(0, 2, 3, 1).cpu().numpy(), frame.tokens.cpu()
@@ -127,7 +131,8 @@ class World:
 
         `actions` has one action per frame but the last: those between prompt frames first, then one that leads
         to each new frame; None means doing nothing. `frames` defaults to what the actions lead to, or else to what
-        the model's window holds. A batch of prompts has one more dimension in front; sample b then uses seed + b,
+        the model's window holds; longer videos slide past it, keeping the newest reference frames, and so does a
+        prompt that fills it. A batch of prompts has one more dimension in front; sample b then uses seed + b,
         or the b-th of several seeds, and `actions` may be one list for all or one list for each.
         """
         config, order = self.variant.config, Order.of(schedule)
@@ -173,13 +178,18 @@ class World:
         if isinstance(prompt, Tensor):
             expected = (config.rows, config.cols)
             if prompt.ndim not in (3, 4) or tuple(prompt.shape[-2:]) != expected:
-                raise ValueError(f"prompt tokens have shape {tuple(prompt.shape)}; ({self.name}) takes (T, {expected})")
+                shape = ("T", *expected)
+                raise ValueError(f"prompt tokens have shape {tuple(prompt.shape)}; {self.name} takes {shape}")
+            if not prompt.numel():
+                raise ValueError("the prompt holds no frames; at least one is needed")
             if prompt.is_floating_point() or int(prompt.min()) < 0 or int(prompt.max()) >= config.codebook:
                 raise ValueError(f"prompt tokens must be whole numbers from 0 to {config.codebook - 1}")
             batched = prompt.ndim == 4
             return (prompt if batched else prompt[None]).long().to(device), batched
         height, width = self.size
         video = prompt[None] if prompt.ndim == 3 else prompt
+        if not video.size:
+            raise ValueError("the prompt holds no frames; at least one is needed")
         if video.dtype != np.uint8 or video.ndim not in (4, 5) or video.shape[-3:] != (height, width, 3):
             raise ValueError(
                 f"the prompt is {video.dtype} of shape {prompt.shape}; {self.name} takes uint8 RGB frames of height "
@@ -208,7 +218,11 @@ class World:
                     f"{len(given)} actions given for a video of {count + 1} frames, which needs {count}: one after "
                     "each frame but the last, prompt frames included"
                 )
-        return torch.tensor([self.actions.tokens(given, config.codebook) for given in lists])
+        ids = torch.tensor([self.actions.tokens(given, config.codebook) for given in lists])
+        assert ids.shape == (batch, count, config.suffix), (
+            f"{self.variant.actions} gives {ids.shape[-1]} ids per action"
+        )
+        return ids
 
 
 def load(
@@ -292,4 +306,6 @@ def _generators(seed: int | Sequence[int], batch: int, device: torch.device) -> 
     seeds = [seed + index for index in range(batch)] if isinstance(seed, int) else list(seed)
     if len(seeds) != batch:
         raise ValueError(f"{len(seeds)} seeds given for {batch} prompts")
+    if not all(0 <= one < 2**63 for one in seeds):
+        raise ValueError(f"seed {seed} given; a seed is a whole number from 0 to 2^63 - 1")
     return [torch.Generator(device).manual_seed(one) for one in seeds]

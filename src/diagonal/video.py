@@ -18,12 +18,15 @@ VideoArray = npt.NDArray[np.uint8]
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 CONTAINERS = (".mp4", ".mov", ".mkv")
+VIDEOS = (*CONTAINERS, ".webm", ".avi", ".m4v", ".gif")
 MAX_BYTES = 8 * 2**30  # of decoded pixels held at once
 
 
 def read(source: str | Path, most: int | None = None) -> VideoArray:
     """The frames of a video, a picture, or a folder of pictures (in the order of their names); `most`: only so many."""
     path = Path(source)
+    if most is not None and most < 1:
+        raise ValueError(f"{most} frames asked for; at least 1 can be read")
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a video, a picture, or a folder of pictures")
     if path.is_dir():
@@ -33,8 +36,10 @@ def read(source: str | Path, most: int | None = None) -> VideoArray:
         frames: Iterable[VideoArray] = map(_picture, files)
     elif path.suffix.lower() in PICTURES:
         frames = map(_picture, [path])
-    else:
+    elif path.suffix.lower() in VIDEOS:
         frames = _decode(path, most)
+    else:
+        raise ValueError(f"{path} is neither a video ({', '.join(VIDEOS)}) nor a picture ({', '.join(PICTURES)})")
     return _collect(path, frames, most)
 
 
@@ -59,7 +64,7 @@ def _picture(path: Path) -> VideoArray:
     try:
         with Image.open(path) as image:
             return np.asarray(image.convert("RGB"))
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError) as error:
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:
         raise ValueError(f"{path} is not a readable picture: {error}") from error
 
 
@@ -95,6 +100,9 @@ class Writer:
         for pixels in frames if frames.ndim == 4 else frames[None]:
             if self._stream is None:
                 self._start(*pixels.shape[:2])
+            if pixels.shape[:2] != (self._stream.height, self._stream.width):
+                expected = f"{self._stream.height}x{self._stream.width}"
+                raise ValueError(f"frame {self.count} is {_size(pixels)}, the first was {expected}")
             self._mux(self._stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")))
             self.count += 1
 
@@ -110,12 +118,23 @@ class Writer:
             self._stream.gop_size = 1  # every frame opens a fragment: a player shows it at once
 
     def finish(self) -> None:
-        if self._stream is not None:
-            self._mux(self._stream.encode())
+        """Write what the encoder still holds."""
+        if self._stream is None:
+            raise ValueError("no frames were written: there is no video without one")
+        self._mux(self._stream.encode())
 
     def _mux(self, packets: Iterable[Any]) -> None:
         for packet in packets:
             self._container.mux(packet)
+
+
+def check_target(path: str | Path) -> None:
+    """Refuse at once what `writer` would refuse later."""
+    path = Path(path)
+    if str(path) != "-" and path.suffix.lower() not in CONTAINERS:
+        raise ValueError(f"cannot write {path}: the name must end in {', '.join(CONTAINERS)}")
+    if str(path) != "-" and not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: the folder {path.parent} does not exist")
 
 
 @contextmanager
@@ -123,14 +142,12 @@ def writer(path: str | Path, fps: int | Fraction) -> Iterator[Writer]:
     """Write a video frame by frame. The file appears when all is written; '-' streams fragmented mp4 to stdout."""
     import av
 
+    check_target(path)
     with ExitStack() as stack:
         if str(path) == "-":
             fragments = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
             container = av.open(sys.stdout.buffer, "w", format="mp4", options=fragments)
         else:
-            path = Path(path)
-            if path.suffix.lower() not in CONTAINERS:
-                raise ValueError(f"cannot write {path}: the name must end in {', '.join(CONTAINERS)}")
             temporary = stack.enter_context(atomic(path))
             container = av.open(str(temporary), "w")
         try:
@@ -151,3 +168,11 @@ def resize(frames: VideoArray, height: int, width: int) -> VideoArray:
 
 def _size(frame: VideoArray) -> str:
     return f"{frame.shape[0]}x{frame.shape[1]}"
+
+
+def write_picture(path: str | Path, pixels: VideoArray) -> None:
+    """A PNG of pixels (H, W, 3), written atomically."""
+    from PIL import Image
+
+    with atomic(path) as temporary:
+        Image.fromarray(pixels).save(temporary, format="PNG")

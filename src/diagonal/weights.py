@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
@@ -62,14 +63,15 @@ def load(module: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
     strip = len(prefix(state, weight_map))
     found = {key[strip:]: value for key, value in state.items() if key.startswith(prefix(state, weight_map))}
     wanted = {key: tuple(value.shape) for key, value in module.state_dict().items()}
-    if not wanted.keys() & found.keys():  # not our own names: the published ones
-        found = rename(found, weight_map.keys)
+    # Our own names or the published ones: whichever fits better.
+    found = max(found, rename(found, weight_map.keys), key=lambda state: len(wanted.keys() & state.keys()))
     shapes = {key: tuple(value.shape) for key, value in found.items()}
     other = [key for key in wanted.keys() & shapes.keys() if shapes[key] != wanted[key]]
     problems = [
         *_list("missing", sorted(wanted.keys() - shapes.keys())),
         *_list("unexpected", sorted(shapes.keys() - wanted.keys())),
         *_list("of another shape", [f"{key} is {shapes[key]}, not {wanted[key]}" for key in sorted(other)]),
+        *_list("not of floating point", sorted(key for key, value in found.items() if not value.is_floating_point())),
     ]
     if problems:
         raise ValueError(f"the checkpoint does not fit {name}: keys " + "; ".join(problems))
@@ -78,7 +80,7 @@ def load(module: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
 
 def prefix(state: Mapping[str, Tensor], weight_map: WeightMap) -> str:
     """The first prefix of the map that any key has."""
-    return next(one for one in (*weight_map.prefixes, "") if any(key.startswith(one) for key in state))
+    return next((one for one in weight_map.prefixes if any(key.startswith(one) for key in state)), "")
 
 
 def rename(state: Mapping[str, Tensor], keys: Mapping[str, tuple[str, ...]]) -> State:
@@ -90,8 +92,15 @@ def rename(state: Mapping[str, Tensor], keys: Mapping[str, tuple[str, ...]]) -> 
             sources = [name.format(*match.groups()) for name in theirs]
             if all(name in left for name in sources):
                 parts = [left.pop(name) for name in sources]
-                renamed[ours.format(*match.groups())] = torch.cat(parts) if len(parts) > 1 else parts[0]
+                renamed[ours.format(*match.groups())] = _join(parts, sources)
     return renamed | left
+
+
+def _join(parts: list[Tensor], names: list[str]) -> Tensor:
+    if len({(part.shape[1:], part.dtype) for part in parts}) > 1 or (len(parts) > 1 and not parts[0].ndim):
+        shapes = ", ".join(f"{name} {tuple(part.shape)}" for name, part in zip(names, parts, strict=True))
+        raise ValueError(f"the checkpoint does not fit: these cannot be joined: {shapes}")
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def save(modules: Mapping[str, nn.Module], path: Path, metadata: Mapping[str, str]) -> None:
@@ -129,11 +138,17 @@ def _read_safetensors(path: Path) -> State:
 def _read_pickled(path: Path) -> State:
     """Tensors of a PyTorch file; anything but plain tensors and containers is refused before it can run."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        # Only the zip format can be mapped; files of PyTorch before 1.6 are read whole.
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{path} cannot be loaded safely: it is damaged, or a pickle with code in it, which is never run ({reason})"
+            f"{path} was refused: it is damaged, or it holds code or objects besides tensors, which are never run"
+        ) from error
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise ValueError(
+            f"{path} was refused: it is damaged or no PyTorch file ({type(error).__name__}); code in it is never run"
         ) from error
     state = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(state, dict) or not state or not all(isinstance(v, Tensor) for v in state.values()):

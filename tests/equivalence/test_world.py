@@ -134,6 +134,8 @@ def test_loading_leaves_the_global_random_state_alone() -> None:
         ({"prompt": torch.zeros(1, 13, 24, dtype=torch.long)}, "prompt tokens have shape"),
         ({"prompt": torch.full((1, 14, 24), 512)}, "0 to 511"),
         ({"prompt": torch.zeros(1, 14, 24)}, "whole numbers"),
+        ({"prompt": torch.zeros(0, 14, 24, dtype=torch.long)}, "holds no frames"),
+        ({"prompt": np.zeros((0, 224, 384, 3), np.uint8)}, "holds no frames"),
         ({"frames": 2}, "3 actions given for a video of 3 frames, which needs 2"),
         ({"frames": 0}, "at least 1"),
         ({"actions": []}, "at least 1"),

@@ -21,7 +21,7 @@ def plans(draw: st.DrawFn) -> tuple[Plan, Order]:
     grid = Grid(known + new, draw(st.integers(1, 4)), draw(st.integers(1, 5)))
     layout = Layout(grid, draw(st.integers(0 if known else 1, 2)), draw(st.integers(0, 3)))
     k = draw(st.integers(1, 7))
-    whole = (grid.rows - 1) * k + grid.cols
+    whole = Diagonal(k).frame_steps(grid)
     schedule = draw(
         st.one_of(
             st.just(Raster()),

@@ -39,7 +39,7 @@ def test_zipar_on_cosmos_takes_309_steps_in_the_papers_table_4() -> None:
 
 @given(grids, st.integers(1, 12), st.data())
 def test_diagonal_steps_follow_equation_5(grid: Grid, k: int, data: st.DataObject) -> None:
-    whole = (grid.rows - 1) * k + grid.cols
+    whole = (grid.rows - 1) * min(k, grid.cols) + grid.cols
     d = data.draw(st.none() | st.integers(1, whole))
     times = Diagonal(k, d).times(grid)
     assert times.max() + 1 == Diagonal(k, d).steps(grid) == (grid.frames - 1) * (d or whole) + whole
@@ -106,6 +106,8 @@ def test_a_schedule_is_named_by_its_module_and_fields(text: str, schedule: objec
         ("diagonal:k=one", "whole number"),
         ("diagonal:k=1.5", "whole number"),
         ("diagonal:k=99999999999", "whole number"),
+        ("diagonal:k=--5", "whole number"),
+        ("diagonal:k=1,k=3", "twice"),
         ("diagonal:k=0", "at least 1"),
         ("diagonal:k=-3", "at least 1"),
         ("diagonal:d=0", "at least 1"),

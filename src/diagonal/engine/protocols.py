@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -91,8 +92,8 @@ class Sampling:
     keep_crossing: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature={self.temperature} given; it must be 0 (greedy) or a positive number")
+        if self.temperature != 0 and not 1e-4 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature={self.temperature} given; it must be 0 (greedy) or from 0.0001 up")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k={self.top_k} given; it must be at least 1, or left out")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -154,7 +155,7 @@ class Variant:
     config: TokenConfig
     tokenizer: str  # names are paths: tokenizers/<family>.py, VARIANTS[<variant>]
     actions: str  # worlds/<name>.py
-    fps: int
+    fps: int | Fraction
     sampling: Sampling
     licence: str
     source: str

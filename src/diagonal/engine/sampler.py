@@ -13,6 +13,8 @@ from torch import Tensor
 
 from diagonal.engine.protocols import Sampling
 
+AHEAD = 4096
+
 
 def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     """Logits over temperature, with what top-k and top-p exclude at -inf."""
@@ -30,14 +32,16 @@ def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
     return logits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sampler:
-    """Samples the tokens of a step."""
+    """Samples the tokens of a step. Each sample consumes one uniform number per token, from its own generator."""
 
     sampling: Sampling
     ids_U2: Tensor  # valid ids [low, high) at each offset from the start of a frame
     prefix: int
     generators: Sequence[torch.Generator]  # one per sample
+    _drawn_BN: Tensor | None = None  # numbers drawn ahead, many at a time: a draw per step and sample would be slow
+    _used: int = 0
 
     def __call__(self, logits_BSV: Tensor, positions_S: Tensor) -> Tensor:
         logits_BSV = self._valid(logits_BSV.float(), positions_S)
@@ -46,10 +50,18 @@ class Sampler:
         probs = filter_logits(logits_BSV, self.sampling).softmax(-1)
         # The first id whose cumulative probability exceeds a uniform number: one random number per token, no host sync.
         cumulative = probs.double().cumsum(-1)
-        draws = [
-            torch.rand(len(p), 1, generator=g, device=p.device) for p, g in zip(probs, self.generators, strict=True)
-        ]
-        return torch.searchsorted(cumulative, torch.stack(draws) * cumulative[..., -1:], right=True).squeeze(-1)
+        draws_BS1 = self._uniform(probs.shape[1], probs.device)[..., None].double()
+        return torch.searchsorted(cumulative, draws_BS1 * cumulative[..., -1:], right=True).squeeze(-1)
+
+    def _uniform(self, count: int, device: torch.device) -> Tensor:
+        """The next `count` numbers of every sample, (B, count)."""
+        if self._drawn_BN is None or self._used + count > self._drawn_BN.shape[1]:
+            ahead = max(count, AHEAD)
+            fresh = [torch.rand(ahead, generator=generator, device=device) for generator in self.generators]
+            left = [] if self._drawn_BN is None else [self._drawn_BN[:, self._used :]]
+            self._drawn_BN, self._used = torch.cat([*left, torch.stack(fresh)], dim=1), 0
+        self._used += count
+        return self._drawn_BN[:, self._used - count : self._used]
 
     def _valid(self, logits_BSV: Tensor, positions_S: Tensor) -> Tensor:
         low, high = self.ids_U2[(positions_S - self.prefix) % len(self.ids_U2)].unbind(-1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,52 +151,75 @@ def read(path: str | Path) -> list[Action]:
     path = Path(path)
     if path.stat().st_size > MAX_BYTES:
         raise ValueError(f"{path} is larger than {MAX_BYTES // 2**20} MB; split the recording")
-    records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    actions: list[Action] = []
+    raw = _Raw()
+    convert: Callable[[dict[str, Any]], Action] | None = None
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if line.strip():
+            record = _json(line, f"{path}, line {number}")
             try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
-    if not records:
+                # The first record says which kind the file holds.
+                convert = convert or (raw.action if "mouse" in record else _named)
+                actions.append(convert(record))
+            except (ValueError, OverflowError) as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
+            except (KeyError, TypeError, AttributeError, IndexError) as error:
+                kinds = "a raw VPT record (keyboard, mouse, hotbar) nor named actions (forward, ..., camera)"
+                raise ValueError(f"{path}, line {number}: neither {kinds}: {error!r}") from error
+    if not actions:
         raise ValueError(f"{path} holds no actions")
+    return actions
+
+
+def _json(line: bytes, where: str) -> Any:
     try:
-        return _raw(records) if "mouse" in records[0] else [_named(record) for record in records]
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ValueError(
-            f"{path} holds neither raw VPT recordings (keyboard, mouse) nor named actions (forward, camera): {error!r}"
-        ) from error
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: not JSON ({error})") from error
 
 
 def _named(record: dict[str, Any]) -> Action:
-    pitch, yaw = record.get("camera", (0.0, 0.0))
-    return Action(frozenset(name for name in BUTTONS if record.get(name)), float(pitch), float(yaw))
+    if not record.keys() & {*BUTTONS, "camera"}:
+        raise ValueError(f"no known action among {sorted(record)}; known: {', '.join(BUTTONS)}, camera")
+    camera = record.get("camera", [0, 0])
+    if len(camera) != 2:
+        raise ValueError(f"camera {camera} is not two numbers of degrees, pitch and yaw")
+    return Action(frozenset(name for name in BUTTONS if record.get(name)), *(float(turn) for turn in camera))
 
 
-def _raw(records: list[dict[str, Any]]) -> list[Action]:
+@dataclass
+class _Raw:
     """Raw recordings, with the corrections the dataset's own loader makes.
 
     An attack button held before the recording began is ignored until it is pressed anew, and a change of the
     selected hotbar slot (by wheel or key) counts as pressing that slot's key.
     """
-    stuck = records[0]["mouse"]["newButtons"] == [0]
-    hotbar, actions = 0, []
-    for index, record in enumerate(records):
-        mouse = record["mouse"]
-        stuck = stuck and (index == 0 or 0 not in mouse["newButtons"])
+
+    hotbar: int = 0
+    stuck: bool | None = None  # whether attack is held since before the start; None before the first record
+
+    def action(self, record: dict[str, Any]) -> Action:
+        mouse, slot = record["mouse"], record["hotbar"]
+        if self.stuck is None:
+            self.stuck = mouse["newButtons"] == [0]
+        elif 0 in mouse["newButtons"]:
+            self.stuck = False
         buttons = {KEYS[key] for key in record["keyboard"]["keys"] if key in KEYS}
-        buttons |= {MOUSE[b] for b in mouse["buttons"] if b in MOUSE and not (stuck and b == 0)}
-        if record["hotbar"] != hotbar:
-            hotbar = record["hotbar"]
-            buttons.add(HOTBAR[hotbar])
+        buttons |= {MOUSE[b] for b in mouse["buttons"] if b in MOUSE and not (self.stuck and b == 0)}
+        if slot not in range(len(HOTBAR)):
+            raise ValueError(f"hotbar {slot!r} is not a slot from 0 to {len(HOTBAR) - 1}")
+        if slot != self.hotbar:
+            self.hotbar = slot
+            buttons.add(HOTBAR[slot])
         cancelled = {name for pair in OPPOSITES if buttons.issuperset(pair) for name in pair}
-        actions.append(Action(frozenset(buttons - cancelled), _degrees(mouse["dy"]), _degrees(mouse["dx"])))
-    return actions
+        return Action(frozenset(buttons - cancelled), _degrees(mouse["dy"]), _degrees(mouse["dx"]))
 
 
 def _degrees(pixels: float) -> float:
     """Whole degrees toward zero, as the dataset's loader stores them; jumps beyond half a turn are dropped by it."""
     degrees = pixels * DEGREES_PER_PIXEL
+    if not math.isfinite(degrees):
+        raise ValueError(f"a mouse that moves {pixels} pixels is not a number")
     return float(int(degrees)) if abs(degrees) <= 180 else 0.0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
+import re
 from typing import Protocol, cast, get_type_hints
 
 from diagonal.grid import Grid, IntArray
@@ -41,6 +42,8 @@ def parse(spec: str) -> Schedule:
         if key not in allowed or not equals:
             known = ", ".join(f"{field}=..." for field in allowed) or "no fields"
             raise ValueError(f"{item!r} in schedule {spec!r} is not understood; {name} takes {known}")
+        if key in values:
+            raise ValueError(f"schedule {spec!r} gives {key} twice")
         values[key] = _value(types[key], text, spec)
     missing = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING and f.name not in values]
     if missing:
@@ -53,8 +56,9 @@ def spec(schedule: Schedule) -> str:
     kind = type(schedule)
     if not dataclasses.is_dataclass(schedule):
         return kind.__name__.lower()
-    fields = {field.name: getattr(schedule, field.name) for field in dataclasses.fields(schedule)}
-    written = [f"{name}={str(value).lower()}" for name, value in fields.items() if value not in (None, False)]
+    fields = [(field, getattr(schedule, field.name)) for field in dataclasses.fields(schedule)]
+    on = [(f.name, value) for f, value in fields if value != f.default or not (value is None or value is False)]
+    written = [f"{name}={str(value).lower()}" for name, value in on]
     return ":".join(filter(None, (kind.__name__.lower(), ",".join(written))))
 
 
@@ -62,6 +66,6 @@ def _value(kind: object, text: str, spec: str) -> int | bool:
     words = {"true": True, "on": True, "false": False, "off": False}
     if kind is bool and text.lower() in words:
         return words[text.lower()]
-    if kind is not bool and text.lstrip("-").isdecimal() and len(text) < 10:
+    if kind is not bool and re.fullmatch(r"-?[0-9]{1,9}", text):
         return int(text)
     raise ValueError(f"{text!r} in schedule {spec!r} must be {'true or false' if kind is bool else 'a whole number'}")

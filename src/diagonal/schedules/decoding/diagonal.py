@@ -14,7 +14,10 @@ from diagonal.grid import Grid, IntArray
 
 @dataclass(frozen=True, slots=True)
 class Diagonal:
-    """k: tokens the row above is ahead; d: steps the previous frame is ahead (None: it is complete)."""
+    """k: tokens the row above is ahead; d: steps the previous frame is ahead (None: it is complete).
+
+    A row has no more than its width to be ahead: a larger k asks for the whole row above, as raster does.
+    """
 
     k: int = 1
     d: int | None = None
@@ -27,7 +30,7 @@ class Diagonal:
 
     def frame_steps(self, grid: Grid) -> int:
         """Steps for one frame: s_spa = (h - 1) k + w (eq. 3)."""
-        return (grid.rows - 1) * self.k + grid.cols
+        return (grid.rows - 1) * self._lag(grid) + grid.cols
 
     def steps(self, grid: Grid) -> int:
         """Steps for all frames: s_step = (T - 1) d + s_spa (eq. 5)."""
@@ -35,8 +38,11 @@ class Diagonal:
 
     def times(self, grid: Grid) -> IntArray:
         t, i, j = np.ogrid[: grid.frames, : grid.rows, : grid.cols]
-        times: IntArray = t * self._delay(grid) + i * self.k + j
+        times: IntArray = t * self._delay(grid) + i * self._lag(grid) + j
         return times
+
+    def _lag(self, grid: Grid) -> int:
+        return min(self.k, grid.cols)
 
     def _delay(self, grid: Grid) -> int:
         whole = self.frame_steps(grid)

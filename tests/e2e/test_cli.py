@@ -1,0 +1,277 @@
+"""The command as people use it, run for real."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from diagonal import draw, video
+from diagonal.names import find, listing
+from diagonal.pipeline import World, load
+from diagonal.video import VideoArray
+
+COMMAND = str(Path(sys.executable).with_name("diagonal"))
+ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
+ENVIRONMENT.pop("FORCE_COLOR", None)
+SIZE = (224, 384)
+
+
+def run(folder: Path, *arguments: str) -> str:
+    """What the command prints; it must succeed."""
+    done = subprocess.run(
+        [COMMAND, *arguments], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def generate(folder: Path, *arguments: str) -> tuple[dict[str, Any], VideoArray]:
+    """The numbers `generate --json` prints, and the clip it writes."""
+    numbers = json.loads(run(folder, "generate", "--json", *arguments))
+    return numbers, video.read(folder / numbers["out"])
+
+
+def difference(first: VideoArray, second: VideoArray) -> float:
+    return float(np.abs(first.astype(float) - second.astype(float)).mean())
+
+
+def encoded(frames: VideoArray, folder: Path) -> VideoArray:
+    """Frames as they come back from a file."""
+    with video.writer(folder / "encoded.mp4", 20) as file:
+        file.write(frames)
+    return video.read(folder / "encoded.mp4")
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return load("mcar/tiny")
+
+
+@pytest.fixture(scope="module")
+def prompt(tmp_path_factory) -> Path:
+    """A clip of six frames beside its recording, as the VPT dataset has them."""
+    folder: Path = tmp_path_factory.mktemp("prompt")
+    with video.writer(folder / "clip.mp4", 20) as file:
+        for index in range(6):
+            file.write(np.roll(draw.test_card(*SIZE)[0], 9 * index, axis=1))
+    mouse = {"x": 0, "y": 0, "dx": 40.0, "dy": 0.0, "buttons": [], "newButtons": []}
+    record = {"mouse": mouse, "keyboard": {"keys": ["key.keyboard.w"]}, "hotbar": 0, "tick": 0}
+    (folder / "clip.jsonl").write_text((json.dumps(record) + "\n") * 6)
+    return folder / "clip.mp4"
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> tuple[dict[str, Any], VideoArray]:
+    """One frame with every option at its default."""
+    return generate(tmp_path_factory.mktemp("plain"), "--frames", "1")
+
+
+# plan
+
+
+def test_the_plan_of_the_papers_example_has_its_steps(tmp_path):
+    numbers = json.loads(run(tmp_path, "plan", "--grid", "3x40x64", "--schedule", "diagonal:k=2,d=10", "--json"))
+    assert numbers["steps"] == 162 == 2 * 10 + (40 - 1) * 2 + 64
+    assert numbers["tokens"] == 7680 == 3 * 40 * 64
+    assert numbers["mean_width"] == numbers["speedup"] == pytest.approx(7680 / 162)
+    assert numbers["max_width"] >= numbers["mean_width"]
+    assert numbers["schedule"] == "diagonal:k=2,d=10" and numbers["grid"] == "3x40x64"
+    assert os.listdir(tmp_path) == []
+
+
+def test_raster_decodes_one_token_a_step(tmp_path):
+    numbers = json.loads(run(tmp_path, "plan", "--grid", "2x4x6", "--schedule", "raster", "--json"))
+    assert (numbers["steps"], numbers["max_width"], numbers["speedup"]) == (48, 1, 1)
+
+
+def test_known_frames_and_given_tokens_are_fed_not_decoded(tmp_path):
+    arguments = ["--prefix", "3", "--suffix", "11", "--known-frames", "2", "--json"]
+    numbers = json.loads(run(tmp_path, "plan", "--grid", "3x4x6", *arguments))
+    assert numbers["tokens"] == 4 * 6
+    assert numbers["steps"] == 4 - 1 + 6
+    assert numbers["prompt_inputs"] == 3 + 2 * (4 * 6 + 11)
+
+
+def test_a_known_frame_needs_no_prefix(tmp_path):
+    numbers = json.loads(run(tmp_path, "plan", "--grid", "2x4x6", "--known-frames", "1", "--json"))
+    assert numbers["prompt_inputs"] == 4 * 6
+
+
+def test_a_plan_is_shown_as_a_wave_with_its_numbers(tmp_path):
+    lines = run(tmp_path, "plan", "--grid", "2x4x6").splitlines()
+    frames = [line.split("  ") for line in lines[:4]]
+    assert all(len(left) == len(right) == 6 for left, right in frames)
+    assert frames[0][0][0] == "0" and frames[3][1][5] == "Z"
+    table = {line.rsplit("  ", 1)[0].strip(): line for line in lines[5:]}
+    text = "\n".join(lines[5:])
+    assert len(table) == 5
+    for words in (
+        "steps",
+        "18",
+        "tokens decoded",
+        "48",
+        "4 tokens decoded",
+        "2.67 tokens per step",
+        "2.67x fewer steps",
+    ):
+        assert words in text
+
+
+def test_a_plan_can_be_drawn(tmp_path):
+    numbers = json.loads(run(tmp_path, "plan", "--grid", "2x4x6", "--picture", "wave.png", "--json"))
+    assert numbers["picture"] == "wave.png"
+    with Image.open(tmp_path / "wave.png") as image:
+        assert image.format == "PNG" and image.width >= 400
+    assert os.listdir(tmp_path) == ["wave.png"]
+
+
+# --help
+
+HEAVY = ("torch", "diffusers", "av", "PIL", "huggingface_hub", "safetensors")
+QUICK = f"""
+import sys
+from diagonal.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+sys.stderr.write(" ".join(name for name in {HEAVY!r} if name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--help"], ["plan", "models", "generate"]),
+        (["plan", "--help"], ["--grid", "--schedule", "--prefix", "--suffix", "--known-frames", "--picture", "--json"]),
+        (["models", "--help"], ["--json"]),
+        (["generate", "--help"], ["--model", "--weights", "--prompt", "--actions", "--frames", "--compare", "--out"]),
+        (["plan", "--grid", "2x4x6"], ["steps"]),
+    ],
+)
+def test_help_and_plans_answer_without_the_heavy_libraries(tmp_path, arguments, words):
+    command = [sys.executable, "-c", QUICK, *arguments]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stderr == ""
+    assert all(word in done.stdout for word in words)
+
+
+def test_the_heavy_libraries_would_be_noticed(tmp_path):
+    """`models` builds every model: the same check must see torch there."""
+    command = [sys.executable, "-c", QUICK, "models", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
+    assert "torch" in done.stderr.split()
+
+
+# models
+
+
+def test_all_models_are_listed_with_licence_and_source(tmp_path):
+    models = {model["name"]: model for model in json.loads(run(tmp_path, "models", "--json"))}
+    assert list(models) == listing("models")
+    assert models["mcar/tiny"]["grid"] == "16x14x24"
+    assert models["mcar/tiny"]["parameters"] == sum(
+        p.numel() for p in find("models", "mcar/tiny").config.build().parameters()
+    )
+    assert 600e6 < models["mcar/700m"]["parameters"] < 800e6
+    assert all(model["licence"] and model["source"] and model["actions"] for model in models.values())
+
+
+# generate
+
+
+def test_a_clip_is_continued_with_its_recording(tmp_path, prompt):
+    arguments = ["--prompt", str(prompt), "--prompt-frames", "2", "--actions", str(prompt.with_suffix(".jsonl"))]
+    numbers, frames = generate(tmp_path, *arguments, "--frames", "2", "--schedule", "diagonal:k=2,d=10")
+    assert frames.shape == (2, *SIZE, 3)
+    assert numbers["model"] == "mcar/tiny" and numbers["out"] == "out.mp4"
+    assert numbers["schedule"] == "diagonal:k=2,d=10"
+    assert numbers["steps"] == 10 + (14 - 1) * 2 + 24
+    assert numbers["frames"] == 2 and numbers["seconds"] > 0
+    assert numbers["ms_per_frame"] == pytest.approx(1000 * numbers["seconds"] / 2)
+    assert numbers["fps"] == pytest.approx(2 / numbers["seconds"])
+    assert os.listdir(tmp_path) == ["out.mp4"]
+
+
+def test_actions_in_words_make_one_frame_each(tmp_path, prompt):
+    arguments = ["--prompt", str(prompt), "--actions", "forward,left+jump,yaw=15", "--out", "clip[bold].mp4"]
+    text = run(tmp_path, "generate", *arguments)
+    assert video.read(tmp_path / "clip[bold].mp4").shape == (3, *SIZE, 3)
+    for words in ("diagonal:k=1", str(3 * 37), "ms per frame", "FPS", "3 frames of mcar/tiny (random weights)"):
+        assert words in text
+    assert "in clip[bold].mp4" in text
+
+
+def test_the_command_makes_the_clip_the_library_makes(tmp_path, prompt, world):
+    """Same prompt, actions and seed; other actions would show."""
+    _, frames = generate(tmp_path, "--prompt", str(prompt), "--actions", "attack+yaw=30,forward", "--seed", "5")
+    clip = video.read(prompt, most=1)
+    same = world.generate(clip, world.actions.parse("attack+yaw=30,forward"), seed=5).frames
+    other = world.generate(clip, world.actions.parse("noop*2"), seed=5).frames
+    np.testing.assert_array_equal(frames, encoded(same, tmp_path))
+    assert difference(frames, encoded(other, tmp_path)) > 2
+
+
+def test_one_seed_gives_one_clip_and_another_seed_another(tmp_path, plain):
+    _, again = generate(tmp_path, "--frames", "1", "--seed", "0")
+    np.testing.assert_array_equal(again, plain[1])
+    _, other = generate(tmp_path, "--frames", "1", "--seed", "1")
+    assert difference(other, plain[1]) > 2
+
+
+def test_a_saved_model_gives_the_clip_of_the_model_it_was(tmp_path, world, plain):
+    world.save_pretrained(tmp_path / "saved")
+    Image.fromarray(draw.test_card(*SIZE)[0]).save(tmp_path / "card.png")
+    numbers, frames = generate(tmp_path, "--frames", "1", "--weights", "saved", "--prompt", "card.png")
+    assert (plain[0]["weights"], numbers["weights"]) == ("random", "saved")
+    np.testing.assert_array_equal(frames, plain[1])
+
+
+def test_two_schedules_are_compared_side_by_side(tmp_path, world, plain):
+    numbers, frames = generate(tmp_path, "--frames", "1", "--compare", "raster")
+    assert (numbers["steps"], numbers["compare"]["steps"]) == (37, 14 * 24)
+    assert (numbers["schedule"], numbers["compare"]["schedule"]) == ("diagonal:k=1", "raster")
+    assert numbers["compare"].keys() >= {"frames", "seconds", "ms_per_frame", "fps"}
+    assert numbers["speedup"] == pytest.approx(numbers["compare"]["seconds"] / numbers["seconds"])
+    assert frames.shape == (1, 224 + 32, 2 * 384 + 8, 3)
+    assert os.listdir(tmp_path) == ["out.mp4"]
+    # The slow one stands on the left. Encoders blur noise, so the nearer of the two is the one.
+    left, right, diagonal = frames[:, 32:, :384], frames[:, 32:, -384:], plain[1]
+    raster = encoded(world.generate(draw.test_card(*SIZE), frames=1, schedule="raster").frames, tmp_path)
+    assert difference(left, raster) < 0.7 * difference(left, diagonal)
+    assert difference(right, diagonal) < 0.7 * difference(right, raster)
+
+
+def test_a_dash_streams_the_clip_to_stdout(tmp_path, plain):
+    command = [COMMAND, "generate", "--frames", "2", "--out", "-"]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, timeout=120)
+    assert done.returncode == 0 and os.listdir(tmp_path) == []
+    with av.open(io.BytesIO(done.stdout), "r") as container:
+        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]).astype(np.uint8)
+    assert frames.shape == (2, *SIZE, 3)
+    assert difference(frames[:1], plain[1]) < 0.7 * difference(frames[1:], plain[1])
+
+
+def test_an_interrupted_run_leaves_no_file(tmp_path):
+    command = [COMMAND, "generate", "--schedule", "raster"]
+    with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not os.listdir(tmp_path) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert os.listdir(tmp_path)  # it is writing, under another name
+        process.send_signal(signal.SIGINT)
+        _, text = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in text
+    assert os.listdir(tmp_path) == []
