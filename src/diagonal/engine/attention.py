@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +21,16 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, mask_SL: Tensor | None) -> Tensor:
-    """Grouped-query attention; `mask_SL` is True where a query sees a key, None where it sees all."""
-    grouped = q_BHSD.shape[1] != k_BKLD.shape[1]
-    return F.scaled_dot_product_attention(q_BHSD, k_BKLD, v_BKLD, attn_mask=mask_SL, enable_gqa=grouped)
+    """Grouped-query attention; `mask_SL` is True where a query sees a key, None where it sees all.
+
+    The queries that share a key head are packed into one row of queries, so that keys and values are read once and
+    never copied, whatever kernel PyTorch chooses.
+    """
+    group = q_BHSD.shape[1] // k_BKLD.shape[1]
+    packed = q_BHSD.unflatten(1, (-1, group)).flatten(2, 3)
+    mask = None if mask_SL is None else mask_SL.repeat(group, 1)
+    mixed = F.scaled_dot_product_attention(packed, k_BKLD, v_BKLD, attn_mask=mask)
+    return mixed.unflatten(2, (group, -1)).flatten(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +39,10 @@ class Dense:
 
     mask_SS: Tensor
 
-    def attend(self, layer: int, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+    def layer(self, index: int) -> Self:
+        return self
+
+    def attend(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
         return attend(q_BHSD, k_BKSD, v_BKSD, self.mask_SS)
 
 
@@ -39,7 +50,10 @@ class Dense:
 class Causal:
     """Inputs in raster order attend to those before them: what next-token training needs, with no mask to read."""
 
-    def attend(self, layer: int, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+    def layer(self, index: int) -> Self:
+        return self
+
+    def attend(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
         grouped = q_BHSD.shape[1] != k_BKSD.shape[1]
         return F.scaled_dot_product_attention(q_BHSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=grouped)
 
@@ -50,7 +64,10 @@ class Flex:
 
     blocks: BlockMask
 
-    def attend(self, layer: int, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+    def layer(self, index: int) -> Self:
+        return self
+
+    def attend(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
         grouped = q_BHSD.shape[1] != k_BKSD.shape[1]
         out = flex_attention(q_BHSD, k_BKSD, v_BKSD, block_mask=self.blocks, enable_gqa=grouped)
         assert isinstance(out, Tensor)

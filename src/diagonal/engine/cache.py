@@ -42,8 +42,20 @@ class CacheStep:
     extent: int  # slots beyond were never written
     mask_SL: Tensor | None  # None: every query sees all slots up to extent
 
-    def attend(self, layer: int, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
-        k, v = self.cache.k[layer], self.cache.v[layer]
-        k.index_copy_(2, self.slots_S, k_BKSD)
-        v.index_copy_(2, self.slots_S, v_BKSD)
-        return attend(q_BHSD, k[:, :, : self.extent], v[:, :, : self.extent], self.mask_SL)
+    def layer(self, index: int) -> CacheLayer:
+        return CacheLayer(self.cache.k[index], self.cache.v[index], self)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayer:
+    """One layer of a cache in one step: keys and values are (B, K, L, D)."""
+
+    k: Tensor
+    v: Tensor
+    step: CacheStep
+
+    def attend(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+        self.k.index_copy_(2, self.step.slots_S, k_BKSD)
+        self.v.index_copy_(2, self.step.slots_S, v_BKSD)
+        extent = self.step.extent
+        return attend(q_BHSD, self.k[:, :, :extent], self.v[:, :, :extent], self.step.mask_SL)

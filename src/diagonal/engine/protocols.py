@@ -24,11 +24,19 @@ class CacheSpec:
     head_dim: int
 
 
-class Memory(Protocol):
-    """What a layer attends to: a cache while decoding, the other inputs while training."""
+class LayerMemory(Protocol):
+    """What one layer attends to."""
 
-    def attend(self, layer: int, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+    def attend(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
         """Remember the new keys and values, and attend from every query to what it may see."""
+        ...
+
+
+class Memory(Protocol):
+    """What the layers attend to: a cache while decoding, the other inputs while training."""
+
+    def layer(self, index: int) -> LayerMemory:
+        """The part of one layer."""
         ...
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diagonal.engine.protocols import CacheSpec, Memory, Sampling, Variant, WeightMap
+from diagonal.engine.protocols import CacheSpec, LayerMemory, Memory, Sampling, Variant, WeightMap
 from diagonal.models.layers import RMSNorm, rope_1d, rotate
 
 
@@ -61,10 +61,10 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, sum(self.heads) * config.head_dim, bias=False)
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
-    def forward(self, x_BSM: Tensor, rope: tuple[Tensor, Tensor], memory: Memory, layer: int) -> Tensor:
+    def forward(self, x_BSM: Tensor, rope: tuple[Tensor, Tensor], memory: LayerMemory) -> Tensor:
         heads = self.qkv(x_BSM).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = heads.split(self.heads, dim=1)
-        mixed = memory.attend(layer, rotate(q, rope), rotate(k, rope), v)
+        mixed = memory.attend(rotate(q, rope), rotate(k, rope), v)
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
         return out
 
@@ -93,8 +93,8 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(config.width, config.eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x_BSM: Tensor, rope: tuple[Tensor, Tensor], memory: Memory, layer: int) -> Tensor:
-        h = x_BSM + self.attention(self.attention_norm(x_BSM), rope, memory, layer)
+    def forward(self, x_BSM: Tensor, rope: tuple[Tensor, Tensor], memory: LayerMemory) -> Tensor:
+        h = x_BSM + self.attention(self.attention_norm(x_BSM), rope, memory)
         out: Tensor = h + self.mlp(self.mlp_norm(h))
         return out
 
@@ -139,8 +139,8 @@ class MCAR(nn.Module):
     def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: Memory, keep: Tensor | None = None) -> Tensor:
         x_BSM = self.embed(tokens_BS)
         rope = rope_1d(slots_S, self.config.head_dim, self.config.theta)
-        for layer, block in enumerate(self.blocks):
-            x_BSM = block(x_BSM, rope, memory, layer)
+        for index, block in enumerate(self.blocks):
+            x_BSM = block(x_BSM, rope, memory.layer(index))
         if keep is not None:
             x_BSM = x_BSM[:, keep]
         logits: Tensor = self.head(self.norm(x_BSM))

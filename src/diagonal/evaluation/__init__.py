@@ -1,0 +1,1 @@
+"""Quality of videos and speed of making them. Metrics see videos, never the models that made them."""

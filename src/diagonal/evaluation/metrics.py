@@ -1,0 +1,77 @@
+"""Numbers about videos. All take uint8 frames or plain vectors; none knows a model.
+
+`frechet` is the Frechet distance between two sets of features; with the features of evaluation/idm.py it is
+reported as `frechet_idm`, never as FVD.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def psnr(made: Tensor, true: Tensor) -> Tensor:
+    """Decibels of each frame of (..., C, H, W) uint8."""
+    error = (made.float() - true.float()).square().flatten(-3).mean(-1)
+    return 10 * (255**2 / error.clamp(min=1e-6)).log10()
+
+
+def sharpness(video: Tensor) -> Tensor:
+    """Mean absolute difference of neighbouring pixels of each frame, (...,)."""
+    grey = video.float().mean(-3)
+    across, down = grey.diff(dim=-1).abs().flatten(-2).mean(-1), grey.diff(dim=-2).abs().flatten(-2).mean(-1)
+    return across + down
+
+
+def colour_jump(video_BTCHW: Tensor, bins: int = 6) -> Tensor:
+    """Distance (0 to 1) between the colour histograms of consecutive frames, (B, T-1)."""
+    batch, frames, _, height, width = video_BTCHW.shape
+    cells = (video_BTCHW.long() * bins) // 256
+    code = (cells[:, :, 0] * bins + cells[:, :, 1]) * bins + cells[:, :, 2]
+    histogram = torch.zeros(batch, frames, bins**3, device=video_BTCHW.device)
+    histogram.scatter_add_(2, code.flatten(2), torch.ones_like(code.flatten(2), dtype=histogram.dtype))
+    return histogram.diff(dim=1).abs().sum(-1) / (2 * height * width)
+
+
+def frechet(first: Tensor, second: Tensor) -> float:
+    """|m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) of two sets of features (N, F)."""
+    means, covariances = [], []
+    for features in (first.double().cpu(), second.double().cpu()):
+        means.append(features.mean(0))
+        covariances.append(torch.cov(features.T))
+    one, two = covariances
+    # tr sqrt(C1 C2) = sum of the square roots of the eigenvalues of C1^(1/2) C2 C1^(1/2), which is symmetric.
+    values, vectors = torch.linalg.eigh(one)
+    root = vectors @ torch.diag(values.clamp(min=0).sqrt()) @ vectors.T
+    cross = torch.linalg.eigvalsh(root @ two @ root).clamp(min=0).sqrt().sum()
+    return float((means[0] - means[1]).square().sum() + one.trace() + two.trace() - 2 * cross)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean with its 95 % bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def bootstrap(values: FloatArray, draws: int = 2000, seed: int = 0) -> Interval:
+    """Resample clips, and seeds within them: `values` is (clips, seeds); entries may be missing (nan)."""
+    rng = np.random.default_rng(seed)
+    clips, seeds = values.shape
+    means = np.empty(draws)
+    for index in range(draws):
+        rows = rng.integers(clips, size=(clips, 1))
+        columns = rng.integers(seeds, size=(clips, seeds))
+        means[index] = np.nanmean(values[rows, columns])
+    return Interval(float(np.nanmean(values)), *(float(x) for x in np.nanquantile(means, (0.025, 0.975))))

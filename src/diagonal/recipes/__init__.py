@@ -1,0 +1,85 @@
+"""Training runs as Python: a recipe is a module here with a function `recipe()` that returns these numbers.
+
+`diagonal train ... --recipe doom` is `diagonal.recipes.doom.recipe()`. Sizes of data and models, steps and seeds are
+the recipe's; the code that trains knows none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import dataclass
+from typing import cast
+
+from diagonal.training.run import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerRecipe:
+    """How a tokenizer is trained. `variant` is its name in `tokenizers`."""
+
+    variant: str
+    run: RunConfig
+    batch: int
+    lr: float = 1e-3
+    lpips_scale: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class WorldRecipe:
+    """How a world is trained or fine-tuned: each order of the mixture with how often it is taught."""
+
+    run: RunConfig
+    batch: int
+    mixture: tuple[tuple[str, float], ...]
+    lr: float = 3e-3
+    muon_lr: float | None = 0.02
+    weight_decay: float = 0.01
+    corruption: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeRecipe:
+    """How the inverse-dynamics network is trained."""
+
+    run: RunConfig
+    batch: int
+    lr: float = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that makes a world: recorded data, tokenizer, raster training, diagonal training, judge."""
+
+    model: str  # a name in `models`
+    world: str  # where the data comes from: a module of `worlds`
+    scenario: str
+    frames: int  # recorded for training
+    tokenizer_frames: int  # of them, those the tokenizer and the judge are trained on
+    held_out_frames: int
+    seed: int
+    tokenizer: TokenizerRecipe
+    base: WorldRecipe
+    finetune: WorldRecipe  # the paper's short one
+    diagonal: WorldRecipe  # the full one
+    judge: JudgeRecipe | None
+    held_out_episode: int  # frames of a held-out episode: as long as the longest rollout that is judged
+
+    @property
+    def held_out_seed(self) -> int:
+        """Held-out episodes are recorded with a seed of their own."""
+        return self.seed + 1_000_003
+
+
+def names() -> list[str]:
+    """Recipes that `find` knows."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def find(name: str) -> Recipe:
+    """The recipe of that name; `mcar:700m` hands the part after the colon to the module."""
+    module, _, size = name.partition(":")
+    if module not in names():
+        raise ValueError(f"unknown recipe {name!r}; known: {', '.join(names())}")
+    make = vars(importlib.import_module(f"{__name__}.{module}"))["recipe"]
+    return cast(Recipe, make(size) if size else make())

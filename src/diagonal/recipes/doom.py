@@ -1,0 +1,44 @@
+"""The embedded Doom world: about 20 minutes on one H200. docs/doom.md has what came out of it."""
+
+from __future__ import annotations
+
+from diagonal.recipes import JudgeRecipe, Recipe, TokenizerRecipe, WorldRecipe
+from diagonal.training.run import RunConfig
+
+
+def recipe() -> Recipe:
+    """ViZDoom my_way_home at 96x128, 1000 codes, 16.5 M parameters."""
+    return Recipe(
+        model="doom",
+        world="vizdoom",
+        scenario="my_way_home",
+        frames=425_984,
+        tokenizer_frames=163_840,
+        held_out_frames=20_480,
+        seed=0,
+        tokenizer=TokenizerRecipe("fsq/doom", RunConfig(steps=3000, seed=1, warmup=100, decay_from=0.2), batch=256),
+        base=WorldRecipe(
+            RunConfig(steps=8000, seed=2, decay_from=0.4, save_every=2000),
+            batch=16,
+            mixture=(("raster", 1.0),),
+            corruption=0.06,
+        ),
+        finetune=WorldRecipe(
+            RunConfig(steps=1000, seed=3, decay_from=0.3),
+            batch=16,
+            mixture=(("diagonal:k=1", 1.0),),
+            lr=1e-3,
+            muon_lr=0.007,
+            corruption=0.06,
+        ),
+        diagonal=WorldRecipe(
+            RunConfig(steps=9000, seed=4, decay_from=0.2, save_every=1500),
+            batch=16,
+            mixture=(("diagonal:k=1", 0.55), ("diagonal:k=2", 0.15), ("raster", 0.3)),
+            lr=2e-3,
+            muon_lr=0.014,
+            corruption=0.06,
+        ),
+        judge=JudgeRecipe(RunConfig(steps=2500, seed=5, warmup=100), batch=256),
+        held_out_episode=220,
+    )

@@ -1,0 +1,165 @@
+"""The training loop, the same for everything that is trained.
+
+A run is its folder: `curve.jsonl` (one line per logged step), `checkpoint.pt` (everything needed to go on, written
+atomically), `sheet.png` (samples). Batches depend on the seed and the step alone, so a run that is killed anywhere
+and started again gives the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from diagonal.files import atomic
+from diagonal.training.optim import rate
+from diagonal.video import VideoArray, write_picture
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """How long and how carefully; what is trained is the task's business."""
+
+    steps: int
+    seed: int = 0
+    warmup: int = 50
+    decay_from: float = 0.3  # the learning rate falls from this part of the run on
+    clip: float = 1.0
+    ema: float | None = None  # decay of an averaged copy of the weights, which then is the result
+    log_every: int = 50
+    evaluate_every: int = 1000
+    save_every: int = 500
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not 0 <= self.decay_from <= 1 or (self.ema is not None and not 0 < self.ema < 1):
+            raise ValueError(f"impossible run: {self}")
+
+
+class Task(Protocol):
+    """What is trained."""
+
+    module: nn.Module
+    optimizers: list[torch.optim.Optimizer]
+
+    def loss(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of the step's batch, and what else is worth a curve."""
+        ...
+
+    def evaluate(self) -> dict[str, float]:
+        """Numbers on held-out data."""
+        ...
+
+    def sheet(self) -> VideoArray | None:
+        """A picture of samples, (H, W, 3)."""
+        ...
+
+
+def fit(task: Task, config: RunConfig, folder: str | Path) -> Iterator[dict[str, Any]]:
+    """Train to the end, going on from the folder's checkpoint if there is one; yields each line of the curve."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in task.optimizers]
+    average = Average(task.module, config.ema)
+    first = _resume(task, average, folder)
+    parameters = [parameter for parameter in task.module.parameters() if parameter.requires_grad]
+    began, done = time.perf_counter(), first
+    for step in range(first, config.steps):
+        for optimizer, lrs in zip(task.optimizers, peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, lrs, strict=True):
+                group["lr"] = peak * rate(step, config.steps, config.warmup, config.decay_from)
+        loss, extras = task.loss(step)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(parameters, config.clip)
+        for optimizer in task.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        average.update(task.module)
+        last = step + 1 == config.steps
+        if last or (step + 1) % config.log_every == 0:
+            line = {"step": step + 1, "loss": float(loss.detach()), "grad_norm": float(norm)}
+            line |= {key: float(value) for key, value in extras.items()}
+            if not math.isfinite(line["loss"]):
+                raise ValueError(f"the loss is {line['loss']} at step {step + 1}; {folder} keeps the last good state")
+            line["steps_per_second"] = (step + 1 - done) / (time.perf_counter() - began)
+            if last or (step + 1) % config.evaluate_every == 0:
+                line |= _evaluate(task, average, folder)
+            began, done = time.perf_counter(), step + 1
+            _append(folder / "curve.jsonl", line)
+            yield line
+        if last or (step + 1) % config.save_every == 0:
+            _save(task, average, folder, step + 1)
+    average.copy_to(task.module)
+
+
+class Average:
+    """An exponential moving average of the weights; without a decay it does nothing."""
+
+    def __init__(self, module: nn.Module, decay: float | None) -> None:
+        self.decay = decay
+        self.weights = [] if decay is None else [p.detach().clone() for p in module.parameters()]
+
+    @torch.no_grad()
+    def update(self, module: nn.Module) -> None:
+        if self.decay is not None:
+            torch._foreach_lerp_(self.weights, [p.detach() for p in module.parameters()], 1 - self.decay)
+
+    @torch.no_grad()
+    def copy_to(self, module: nn.Module) -> None:
+        if self.decay is not None:
+            torch._foreach_copy_([p.detach() for p in module.parameters()], self.weights)
+
+
+def _evaluate(task: Task, average: Average, folder: Path) -> dict[str, float]:
+    """Numbers and samples of the weights that the run would give now."""
+    kept = [parameter.detach().clone() for parameter in task.module.parameters()]
+    average.copy_to(task.module)
+    task.module.eval()
+    numbers, sheet = task.evaluate(), task.sheet()
+    task.module.train()
+    with torch.no_grad():
+        torch._foreach_copy_([parameter.detach() for parameter in task.module.parameters()], kept)
+    if sheet is not None:
+        write_picture(folder / "sheet.png", sheet)
+    return numbers
+
+
+def _save(task: Task, average: Average, folder: Path, step: int) -> None:
+    state = {
+        "step": step,
+        "module": task.module.state_dict(),
+        "optimizers": [optimizer.state_dict() for optimizer in task.optimizers],
+        "average": average.weights,
+    }
+    with atomic(folder / "checkpoint.pt") as temporary:
+        torch.save(state, temporary)
+
+
+def _resume(task: Task, average: Average, folder: Path) -> int:
+    """Load the checkpoint, and drop the curve's lines that came after it; returns the step to go on with."""
+    path, curve = folder / "checkpoint.pt", folder / "curve.jsonl"
+    if not path.exists():
+        curve.unlink(missing_ok=True)
+        return 0
+    device = next(task.module.parameters()).device
+    state = torch.load(path, map_location=device, weights_only=True)
+    task.module.load_state_dict(state["module"])
+    for optimizer, saved in zip(task.optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    average.weights = state["average"]
+    if curve.exists():
+        lines = [line for line in curve.read_text().splitlines() if json.loads(line)["step"] <= state["step"]]
+        with atomic(curve) as temporary:
+            temporary.write_text("".join(line + "\n" for line in lines))
+    return int(state["step"])
+
+
+def _append(path: Path, line: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")

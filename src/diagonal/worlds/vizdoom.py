@@ -1,0 +1,251 @@
+"""Doom through ViZDoom (Kempka et al., 2016; MIT, with Freedoom's assets, BSD): gameplay with actions, recorded.
+
+Frames are 96x128, rendered at twice that and averaged, one every four tics (35 tics are a second). There are eight
+actions. `record` writes shards; each is a safetensors file with
+
+    frames    (N, 96, 128, 3) uint8
+    actions   (N,)            uint8   index into ACTIONS: taken on the frame, it leads to the next one
+    episodes  (N,)            int32   frames of one episode follow each other
+
+and the metadata `world`, `scenario`, `seed`. A shard depends on the seed and its number alone, so a recording is
+the same whatever number of processes makes it. Playing needs the extra: pip install 'diagonal[worlds]'.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from fractions import Fraction
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from diagonal.files import atomic
+from diagonal.video import VideoArray
+
+ACTIONS = ("noop", "forward", "back", "left", "right", "forward+left", "forward+right", "attack")
+NOOP = "noop"
+HEIGHT, WIDTH = 96, 128
+TICS = 4  # per frame
+FPS = Fraction(35, TICS)
+TURN = 2.5  # degrees per tic: ViZDoom's own turn buttons start slowly, which a frame does not show
+EPISODE = 200  # frames: short, so that the random start visits all rooms
+SHARD_FRAMES = 2048
+SCENARIOS = ("my_way_home", "deadly_corridor", "defend_the_center", "health_gathering_supreme", "basic")
+
+# forward, back, turn in degrees per tic (left is negative), attack
+BUTTONS = {
+    "noop": (0, 0, 0.0, 0),
+    "forward": (1, 0, 0.0, 0),
+    "back": (0, 1, 0.0, 0),
+    "left": (0, 0, -TURN, 0),
+    "right": (0, 0, TURN, 0),
+    "forward+left": (1, 0, -TURN, 0),
+    "forward+right": (1, 0, TURN, 0),
+    "attack": (0, 0, 0.0, 1),
+}
+
+
+# How often the player chooses an action, and for how many frames it is held.
+SHARES = {
+    "noop": (0.09, (2, 5)),
+    "forward": (0.30, (3, 9)),
+    "back": (0.05, (2, 5)),
+    "left": (0.06, (2, 6)),
+    "right": (0.06, (2, 6)),
+    "forward+left": (0.20, (3, 8)),
+    "forward+right": (0.20, (3, 8)),
+    "attack": (0.04, (1, 3)),
+}
+
+
+def parse(text: str) -> list[str]:
+    """Actions from the short form: 'forward*8, forward+left*3, noop'."""
+    actions: list[str] = []
+    for item in text.split(","):
+        held, star, times = (part.strip() for part in item.partition("*"))
+        name = "+".join(sorted(part.strip() for part in held.split("+")))
+        if name not in ACTIONS:
+            raise ValueError(f"unknown action {held!r}; known: {', '.join(ACTIONS)}")
+        if star and not re.fullmatch(r"[1-9]\d{0,6}", times):
+            raise ValueError(f"{item.strip()!r}: after '*' comes how often, a whole number from 1")
+        actions += [name] * (int(times) if star else 1)
+    return actions
+
+
+def read(path: str | Path) -> list[str]:
+    """The actions of a jsonl file with lines {"action": "forward"}, one per frame."""
+    actions = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            actions += parse(json.loads(line)["action"]) if line.strip() else []
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f'{path}, line {number}: a line must be {{"action": "forward"}} ({error!r})') from error
+    if not actions:
+        raise ValueError(f"{path} holds no actions")
+    return actions
+
+
+def tokens(actions: Sequence[str], first_id: int) -> list[list[int]]:
+    """One id per action, counted from `first_id`."""
+    return [[first_id + ACTIONS.index(action)] for action in actions]
+
+
+@dataclass
+class Policy:
+    """A player who holds actions for a while, walks where there is room and turns where there is none."""
+
+    rng: np.random.Generator
+    action: str = NOOP
+    left: int = 0  # frames the action is still held
+    escape: str = ""  # the turn that leads away from a wall
+
+    def next(self, depth: npt.NDArray[np.uint8], moved: float) -> str:
+        """The next action, given the depth of what is seen and how far the last one moved the player."""
+        middle = depth[92:104]
+        ahead, lefts, rights = middle[:, 112:144].mean(), middle[:, 16:80].mean(), middle[:, 176:240].mean()
+        if self.action == self.escape and ahead > 8:
+            self.left = 0  # there is room again
+        blocked = (ahead < 5 and self.rng.random() < 0.5) or (moved < 3 and self.rng.random() < 0.6)
+        if self.action.startswith("forward") and self.left > 0 and blocked:
+            deeper = lefts > rights if self.rng.random() < 0.85 else lefts <= rights
+            self.escape = "left" if deeper else "right"
+            # Away from the wall: mostly by turning, sometimes backwards.
+            self.action, self.left = (self.escape, 10) if self.rng.random() < 0.75 else ("back", 4)
+        elif self.left <= 0:
+            self.escape = ""
+            names = list(SHARES)
+            self.action = names[self.rng.choice(len(names), p=[share for share, _ in SHARES.values()])]
+            low, high = SHARES[self.action][1]
+            self.left = int(self.rng.integers(low, high + 1))
+        self.left -= 1
+        return self.action
+
+
+def play(scenario: str, seed: int, episode_frames: int = EPISODE) -> Iterator[tuple[VideoArray, str, int]]:
+    """Frames, the action taken on each, and the episode's number; without end, the same for the same seed."""
+    game = _game(scenario, seed, episode_frames)
+    rng = np.random.default_rng(seed)
+    episode = 0
+    try:
+        while True:
+            game.new_episode()
+            policy, place = Policy(rng), None
+            while not game.is_episode_finished():
+                state = game.get_state()
+                here = np.asarray(state.game_variables)
+                moved = 100.0 if place is None else float(np.hypot(*(here - place)))
+                action, place = policy.next(state.depth_buffer, moved), here
+                yield halve(state.screen_buffer), action, episode
+                game.make_action(list(BUTTONS[action]), TICS)
+            episode += 1
+    finally:
+        game.close()
+
+
+def halve(picture: VideoArray) -> VideoArray:
+    """Average of 2x2 pixels, rounded to the nearest."""
+    rows = picture[0::2].astype(np.uint16) + picture[1::2]
+    half: VideoArray = ((rows[:, 0::2] + rows[:, 1::2] + 2) >> 2).astype(np.uint8)
+    return half
+
+
+def _game(scenario: str, seed: int, episode: int) -> Any:
+    if scenario not in SCENARIOS:
+        raise ValueError(f"unknown scenario {scenario!r}; known: {', '.join(SCENARIOS)}")
+    try:
+        import vizdoom
+    except ImportError as error:
+        raise ValueError(
+            "playing Doom needs ViZDoom: pip install 'diagonal[worlds]'. All else works without"
+        ) from error
+    game = vizdoom.DoomGame()
+    game.load_config(os.path.join(vizdoom.scenarios_path, f"{scenario}.cfg"))
+    game.set_window_visible(False)
+    game.set_sound_enabled(False)
+    game.set_screen_resolution(vizdoom.ScreenResolution.RES_256X192)
+    game.set_screen_format(vizdoom.ScreenFormat.RGB24)
+    game.set_depth_buffer_enabled(True)
+    game.set_render_hud(False)
+    game.set_render_crosshair(False)
+    game.set_render_decals(False)
+    game.set_render_particles(False)
+    game.set_render_messages(False)
+    game.set_render_screen_flashes(False)
+    button, variable = vizdoom.Button, vizdoom.GameVariable
+    game.set_available_buttons([button.MOVE_FORWARD, button.MOVE_BACKWARD, button.TURN_LEFT_RIGHT_DELTA, button.ATTACK])
+    game.set_available_game_variables([variable.POSITION_X, variable.POSITION_Y])
+    game.set_episode_timeout(episode * TICS)
+    game.set_seed(seed)
+    game.init()
+    return game
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file of a recording."""
+
+    scenario: str
+    seed: int
+    number: int
+    frames: int
+    folder: str
+    episode_frames: int
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder) / f"shard-{self.number:05d}.safetensors"
+
+    def record(self) -> int:
+        """Play and write; a shard that is there already is kept."""
+        from safetensors.numpy import save_file
+
+        if self.path.exists():
+            return self.frames
+        game_seed = int(np.random.SeedSequence([self.seed, self.number]).generate_state(1)[0] >> 1)
+        pixels = np.empty((self.frames, HEIGHT, WIDTH, 3), dtype=np.uint8)
+        taken, episodes = np.empty(self.frames, dtype=np.uint8), np.empty(self.frames, dtype=np.int32)
+        # ViZDoom writes into its working directory; processes that share one disturb each other.
+        with tempfile.TemporaryDirectory() as work:
+            before = Path.cwd()
+            os.chdir(work)
+            try:
+                source = play(self.scenario, game_seed, self.episode_frames)
+                for index in range(self.frames):
+                    pixels[index], action, episodes[index] = next(source)
+                    taken[index] = ACTIONS.index(action)
+                source.close()  # type: ignore[attr-defined]
+            finally:
+                os.chdir(before)
+        metadata = {"world": "vizdoom", "scenario": self.scenario, "seed": str(self.seed)}
+        with atomic(self.path) as temporary:
+            save_file({"frames": pixels, "actions": taken, "episodes": episodes}, temporary, metadata)
+        return self.frames
+
+
+def shards(scenario: str, frames: int, seed: int, folder: str | Path, episode_frames: int = EPISODE) -> list[Shard]:
+    """The files that a recording of so many frames consists of."""
+    if frames < 2:
+        raise ValueError(f"{frames} frames asked for; a recording needs at least 2")
+    counts = [min(SHARD_FRAMES, frames - start) for start in range(0, frames, SHARD_FRAMES)]
+    where = str(Path(folder).resolve())
+    return [Shard(scenario, seed, number, count, where, episode_frames) for number, count in enumerate(counts)]
+
+
+def record(planned: Sequence[Shard], workers: int = 1) -> Iterator[int]:
+    """Write the shards with several processes; yields the frames of each as it is done."""
+    Path(planned[0].folder).mkdir(parents=True, exist_ok=True)
+    if workers == 1:
+        yield from (shard.record() for shard in planned)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for done in [pool.submit(shard.record) for shard in planned]:
+            yield done.result()
