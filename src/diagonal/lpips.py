@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -20,8 +21,11 @@ SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 
 def load(path: str | Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """The weights, in float32."""
-    weights = {key: value.float().to(device) for key, value in load_file(path).items()}
-    missing = {f"conv{i}.weight" for i in range(5)} - weights.keys()
+    try:
+        weights = {key: value.float().to(device) for key, value in load_file(path).items()}
+    except SafetensorError as error:
+        raise ValueError(f"{path} holds no LPIPS weights: {error}") from error
+    missing = {name for i in range(5) for name in (f"conv{i}.weight", f"conv{i}.bias", f"lin{i}")} - weights.keys()
     if missing:
         raise ValueError(f"{path} holds no LPIPS weights: {sorted(missing)} are missing")
     return weights

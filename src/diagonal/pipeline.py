@@ -240,7 +240,7 @@ def load(
     random weights.
     """
     variant: Variant = find("models", name)
-    device = _device(device)
+    device = check_device(device)
     if weights is None and not variant.random:
         raise ValueError(
             f"{name} needs weights: give a file, a folder or a hub id. Source: {variant.source}. "
@@ -258,7 +258,8 @@ def load(
     return world
 
 
-def _device(name: torch.device | str) -> torch.device:
+def check_device(name: torch.device | str) -> torch.device:
+    """A device that this machine has."""
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -120,7 +120,7 @@ def _files(path: Path) -> list[Path]:
             raise ValueError(f"{path} is no checkpoint: its name must end in {', '.join(READABLE)}")
         return [path]
     for suffix in READABLE:
-        files = sorted(path.glob(f"*{suffix}"))
+        files = sorted(file for file in path.glob(f"*{suffix}") if not file.name.startswith("."))
         if len(files) == 1 or (files and suffix == ".safetensors"):
             return files
         if files:

@@ -154,10 +154,16 @@ sys.stderr.write(" ".join(name for name in {HEAVY!r} if name in sys.modules))
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--help"], ["plan", "models", "generate"]),
+        (["--help"], ["plan", "models", "generate", "record", "train", "finetune", "evaluate"]),
         (["plan", "--help"], ["--grid", "--schedule", "--prefix", "--suffix", "--known-frames", "--picture", "--json"]),
         (["models", "--help"], ["--json"]),
         (["generate", "--help"], ["--model", "--weights", "--prompt", "--actions", "--frames", "--compare", "--out"]),
+        (["record", "--help"], ["--world", "--scenario", "--frames", "--seed", "--workers", "--episode-frames"]),
+        (["train", "--help"], ["all", "tokenizer", "judge", "world"]),
+        (["train", "all", "--help"], ["--recipe", "--lpips", "--device", "--workers", "--tensorboard", "--json"]),
+        (["train", "world", "--help"], ["--recipe", "--data", "--tokenizer", "--out"]),
+        (["finetune", "--help"], ["--recipe", "--data", "--weights", "--schedule", "--steps", "--out"]),
+        (["evaluate", "--help"], ["--data", "--judge", "--lpips", "--schedule", "--clips", "--seeds", "--context"]),
         (["plan", "--grid", "2x4x6"], ["steps"]),
     ],
 )

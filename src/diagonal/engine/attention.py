@@ -30,7 +30,8 @@ def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, mask_SL: Tensor | Non
     packed = q_BHSD.unflatten(1, (-1, group)).flatten(2, 3)
     mask = None if mask_SL is None else mask_SL.repeat(group, 1)
     mixed = F.scaled_dot_product_attention(packed, k_BKLD, v_BKLD, attn_mask=mask)
-    return mixed.unflatten(2, (group, -1)).flatten(1, 2)
+    out: Tensor = mixed.unflatten(2, (group, -1)).flatten(1, 2)
+    return out
 
 
 @dataclass(frozen=True, slots=True)

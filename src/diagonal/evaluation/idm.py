@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diagonal.engine.protocols import WeightMap
+
 
 @dataclass(frozen=True, slots=True)
 class Config:
@@ -27,6 +29,8 @@ class Config:
 
 class InverseDynamics(nn.Module):
     """Two frames (N, 2, C, H, W) uint8 to logits over actions and a feature vector."""
+
+    weight_map = WeightMap(prefixes=("judge.", ""))
 
     def __init__(self, config: Config) -> None:
         super().__init__()

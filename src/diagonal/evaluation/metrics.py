@@ -6,6 +6,7 @@ reported as `frechet_idm`, never as FVD.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +42,8 @@ def colour_jump(video_BTCHW: Tensor, bins: int = 6) -> Tensor:
 
 def frechet(first: Tensor, second: Tensor) -> float:
     """|m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) of two sets of features (N, F)."""
+    if min(len(first), len(second)) < 2:
+        raise ValueError(f"a Frechet distance needs 2 features on each side; there are {len(first)} and {len(second)}")
     means, covariances = [], []
     for features in (first.double().cpu(), second.double().cpu()):
         means.append(features.mean(0))
@@ -70,8 +73,10 @@ def bootstrap(values: FloatArray, draws: int = 2000, seed: int = 0) -> Interval:
     rng = np.random.default_rng(seed)
     clips, seeds = values.shape
     means = np.empty(draws)
-    for index in range(draws):
-        rows = rng.integers(clips, size=(clips, 1))
-        columns = rng.integers(seeds, size=(clips, seeds))
-        means[index] = np.nanmean(values[rows, columns])
-    return Interval(float(np.nanmean(values)), *(float(x) for x in np.nanquantile(means, (0.025, 0.975))))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # where all are missing, so is the mean
+        for index in range(draws):
+            rows = rng.integers(clips, size=(clips, 1))
+            columns = rng.integers(seeds, size=(clips, seeds))
+            means[index] = np.nanmean(values[rows, columns])
+        return Interval(float(np.nanmean(values)), *(float(x) for x in np.nanquantile(means, (0.025, 0.975))))

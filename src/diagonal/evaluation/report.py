@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,19 +72,25 @@ def _cell(value: Any) -> str:
 
 
 def plain(numbers: dict[str, Any]) -> dict[str, Any]:
-    """Numbers as JSON takes them."""
-    return {
-        key: asdict(value) if isinstance(value, Interval) else value
-        for key, value in numbers.items()
-        if not isinstance(value, np.ndarray)
-    }
+    """Numbers as JSON takes them; what could not be measured is null."""
+    return {key: _plain(value) for key, value in numbers.items() if not isinstance(value, np.ndarray)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Interval):
+        return None if math.isnan(value.mean) else asdict(value)
+    return value
+
+
+def content(rows: Sequence[Row], extra: dict[str, Any]) -> dict[str, Any]:
+    """A whole table as JSON takes it."""
+    return extra | {"rows": [{"label": r.label, "schedule": r.schedule} | plain(r.numbers) for r in rows]}
 
 
 def save(rows: Sequence[Row], path: str | Path, extra: dict[str, Any]) -> None:
     """All numbers as JSON, written atomically."""
-    content = extra | {"rows": [{"label": r.label, "schedule": r.schedule} | plain(r.numbers) for r in rows]}
     with atomic(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
+        temporary.write_text(json.dumps(content(rows, extra), indent=1) + "\n")
 
 
 def sheet(rows: Sequence[Row], clips: Clips, clip: int, every: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -27,6 +27,7 @@ from diagonal.worlds import vizdoom
 
 # Which way an action turns: -1 left, 1 right, 0 not.
 TURNS = torch.tensor([("right" in name) - ("left" in name) for name in vizdoom.ACTIONS])
+CPU_BATCH = 32  # samples that a CPU generates at a time: more are not faster, and need memory
 WALKS = torch.tensor(["forward" in name for name in vizdoom.ACTIONS])
 
 
@@ -73,21 +74,32 @@ class Rollouts:
     seconds: float
 
 
-def roll(world: World, clips: Clips, order: Order, sampling: Sampling, seeds: int) -> Rollouts:
-    """Continue every clip with every seed, all in one batch."""
-    count = len(clips.frames)
+def roll(
+    world: World, clips: Clips, order: Order, sampling: Sampling, seeds: int, batch: int | None = None
+) -> Rollouts:
+    """Continue every clip with every seed: all at once, or `batch` samples at a time (the default on a CPU).
+
+    Sample number b, counting the seeds of a clip before the next clip, has seed b whatever the batch.
+    """
     prompt = clips.frames[:, : clips.context].repeat_interleave(seeds, dim=0)
     names = [[vizdoom.ACTIONS[index] for index in row] for row in clips.actions.tolist()]
     actions = [row for row in names for _ in range(seeds)]
     tokens = torch.cat([world.tokenizer.encode(part) for part in prompt.split(64)])
-    stream = world.stream(tokens, actions, schedule=order, sampling=sampling, seed=list(range(len(actions))))
-    start = time.perf_counter()
-    cells = [frame.tokens for frame in stream.token_frames()]
-    seconds = time.perf_counter() - start
-    pixels = [
-        torch.cat([world.tokenizer.decode(part[:, None], {}) for part in frame.split(256)])[:, 0] for frame in cells
-    ]
-    return Rollouts(torch.stack(pixels, dim=1).unflatten(0, (count, seeds)), stream.steps, seconds)
+    batch = batch or (CPU_BATCH if tokens.device.type == "cpu" else len(tokens))
+    made, steps, seconds = [], 0, 0.0
+    for first in range(0, len(tokens), batch):
+        few, number = slice(first, first + batch), list(range(first, min(first + batch, len(tokens))))
+        stream = world.stream(tokens[few], actions[few], schedule=order, sampling=sampling, seed=number)
+        start = time.perf_counter()
+        cells = [frame.tokens for frame in stream.token_frames()]
+        steps, seconds = stream.steps, seconds + time.perf_counter() - start
+        made.append(torch.stack([_decode(world, frame) for frame in cells], dim=1))
+    return Rollouts(torch.cat(made).unflatten(0, (len(clips.frames), seeds)), steps, seconds)
+
+
+def _decode(world: World, cells_BHW: Tensor) -> Tensor:
+    """Pixels (B, C, H, W) of one frame of many samples."""
+    return torch.cat([world.tokenizer.decode(part[:, None], {}) for part in cells_BHW.split(256)])[:, 0]
 
 
 def measure(clips: Clips, made: Rollouts, judges: Judges) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from dataclasses import dataclass
+from inspect import signature
 from typing import cast
 
 from diagonal.training.run import RunConfig
@@ -82,4 +83,6 @@ def find(name: str) -> Recipe:
     if module not in names():
         raise ValueError(f"unknown recipe {name!r}; known: {', '.join(names())}")
     make = vars(importlib.import_module(f"{__name__}.{module}"))["recipe"]
+    if size and not signature(make).parameters:
+        raise ValueError(f"recipe {module!r} has no sizes, so no {size!r}")
     return cast(Recipe, make(size) if size else make())

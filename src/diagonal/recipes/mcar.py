@@ -10,9 +10,13 @@ from __future__ import annotations
 from diagonal.recipes import Recipe, TokenizerRecipe, WorldRecipe
 from diagonal.training.run import RunConfig
 
+SIZES = ("300m", "700m", "1200m")
+
 
 def recipe(size: str = "300m") -> Recipe:
     """`size` is a variant of models/mcar.py: 300m, 700m or 1200m."""
+    if size not in SIZES:
+        raise ValueError(f"mcar has no size {size!r}; known: {', '.join(SIZES)}")
     # From the first step after warm-up the learning rate falls: decay_from is where warm-up ends.
     steps, warmup = 100_000, 10_000
     world = WorldRecipe(

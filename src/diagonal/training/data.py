@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from torch import Tensor
 
@@ -35,19 +36,33 @@ class Part:
 def read(folder: str | Path, size: tuple[int, int]) -> Iterator[Part]:
     """The parts of a recording; VPT clips are resized to `size` (height, width), shards must have it."""
     folder = Path(folder)
-    shards, clips = sorted(folder.glob("*.safetensors")), sorted(folder.glob("*.mp4"))
+    # Names that begin with a dot are what a killed process had not finished.
+    shards, clips = sorted(folder.glob("[!.]*.safetensors")), sorted(folder.glob("[!.]*.mp4"))
     if not shards and not clips:
         raise ValueError(f"{folder} holds no recording: neither shards (*.safetensors) nor clips (*.mp4 with *.jsonl)")
     for path in shards:
-        data = load_file(path)
+        data = _shard(path)
         if data["frames"].shape[1:3] != size:
             raise ValueError(f"{path} has frames of {data['frames'].shape[1:3]}, the tokenizer takes {size}")
+        if data["actions"].max(initial=0) >= len(vizdoom.ACTIONS):
+            raise ValueError(f"{path} has action {data['actions'].max()}; there are {len(vizdoom.ACTIONS)}")
         actions = vizdoom.tokens([vizdoom.ACTIONS[index] for index in data["actions"]], 0)
         yield _part(data["frames"], actions, data["episodes"])
     for number, path in enumerate(clips):
         frames, taken = vpt.read_clip(path)
         frames = frames if frames.shape[1:3] == size else resize(frames, *size)
         yield _part(frames, vpt.tokens(taken, 0), np.full(len(frames), number))
+
+
+def _shard(path: Path) -> dict[str, Any]:
+    try:
+        data = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no shard of a recording: {error}") from error
+    missing = {"frames", "actions", "episodes"} - data.keys()
+    if missing:
+        raise ValueError(f"{path} is no shard of a recording: it lacks {', '.join(sorted(missing))}")
+    return data
 
 
 def _part(frames: Any, actions: list[list[int]], episodes: Any) -> Part:

@@ -38,7 +38,9 @@ class RunConfig:
     save_every: int = 500
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or not 0 <= self.decay_from <= 1 or (self.ema is not None and not 0 < self.ema < 1):
+        counts = (self.steps, self.log_every, self.evaluate_every, self.save_every)
+        sound = min(counts) >= 1 and self.warmup >= 0 and self.clip > 0 and 0 <= self.decay_from <= 1
+        if not sound or (self.ema is not None and not 0 < self.ema < 1):
             raise ValueError(f"impossible run: {self}")
 
 
@@ -82,20 +84,28 @@ def fit(task: Task, config: RunConfig, folder: str | Path) -> Iterator[dict[str,
             optimizer.zero_grad(set_to_none=True)
         average.update(task.module)
         last = step + 1 == config.steps
-        if last or (step + 1) % config.log_every == 0:
+        logs, saves = (last or (step + 1) % every == 0 for every in (config.log_every, config.save_every))
+        if logs or saves:
+            _check(float(loss.detach()), float(norm), step + 1, folder)
+        if logs:
             line = {"step": step + 1, "loss": float(loss.detach()), "grad_norm": float(norm)}
             line |= {key: float(value) for key, value in extras.items()}
-            if not math.isfinite(line["loss"]):
-                raise ValueError(f"the loss is {line['loss']} at step {step + 1}; {folder} keeps the last good state")
             line["steps_per_second"] = (step + 1 - done) / (time.perf_counter() - began)
             if last or (step + 1) % config.evaluate_every == 0:
                 line |= _evaluate(task, average, folder)
             began, done = time.perf_counter(), step + 1
             _append(folder / "curve.jsonl", line)
             yield line
-        if last or (step + 1) % config.save_every == 0:
+        if saves:
             _save(task, average, folder, step + 1)
     average.copy_to(task.module)
+
+
+def _check(loss: float, norm: float, step: int, folder: Path) -> None:
+    """A state that is no number is never saved."""
+    for name, value in (("loss", loss), ("norm of the gradient", norm)):
+        if not math.isfinite(value):
+            raise ValueError(f"the {name} is {value} at step {step}; {folder} keeps the last good state")
 
 
 class Average:
@@ -154,7 +164,9 @@ def _resume(task: Task, average: Average, folder: Path) -> int:
         optimizer.load_state_dict(saved)
     average.weights = state["average"]
     if curve.exists():
-        lines = [line for line in curve.read_text().splitlines() if json.loads(line)["step"] <= state["step"]]
+        # A kill may leave half of the last line.
+        whole = [line for line in curve.read_text().splitlines() if line.endswith("}")]
+        lines = [line for line in whole if json.loads(line)["step"] <= state["step"]]
         with atomic(curve) as temporary:
             temporary.write_text("".join(line + "\n" for line in lines))
     return int(state["step"])

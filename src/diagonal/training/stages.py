@@ -6,7 +6,9 @@ A finished stage leaves `model.safetensors`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from diagonal import lpips, weights
 from diagonal.engine.protocols import Variant
 from diagonal.evaluation.idm import Config as JudgeConfig
+from diagonal.files import atomic
 from diagonal.names import find
 from diagonal.plan import Order
 from diagonal.recipes import JudgeRecipe, Recipe, TokenizerRecipe, WorldRecipe
@@ -52,14 +55,24 @@ def train_tokenizer(
     module = build(find("tokenizers", recipe.variant), recipe.run.seed, device)
     perceptual: dict[str, Tensor] | None = None if lpips_file is None else lpips.load(lpips_file, device)
     task = TokenizerTask(
-        module, data.frames_NHWC, held_out.frames_NHWC, recipe.batch, recipe.lr, recipe.run.seed, perceptual
+        module,
+        data.frames_NHWC,
+        held_out.frames_NHWC,
+        recipe.batch,
+        recipe.lr,
+        recipe.run.seed,
+        perceptual,
+        recipe.lpips_scale,
     )
+    _claim(folder, recipe)
     yield from fit(task, recipe.run, folder)
     weights.save({"tokenizer": module}, folder / MODEL, {"tokenizer": recipe.variant})
 
 
 def load_tokenizer(name: str, folder: Path, device: torch.device | str) -> Any:
     """A trained tokenizer, ready to encode."""
+    if not (folder / MODEL).is_file():
+        raise FileNotFoundError(f"{folder} holds no trained tokenizer ({MODEL})")
     module = find("tokenizers", name).build()
     weights.load(module, weights.read(folder / MODEL), name)
     return module.to(device).eval().requires_grad_(False)
@@ -87,6 +100,7 @@ def train_world(
         weight_decay=recipe.weight_decay,
         corruption=recipe.corruption,
     )
+    _claim(folder, recipe)
     yield from fit(task, recipe.run, folder)
     weights.save({"transformer": module}, folder / MODEL, {"model": model})
 
@@ -94,8 +108,25 @@ def train_world(
 def train_judge(recipe: JudgeRecipe, data: Part, held_out: Part, folder: Path) -> Iterator[Line]:
     """Train the inverse-dynamics network."""
     module = build(JudgeConfig(len(vizdoom.ACTIONS)), recipe.run.seed, data.frames_NHWC.device)
-    yield from fit(JudgeTask(module, data, held_out, recipe.batch, recipe.lr, recipe.run.seed), recipe.run, folder)
+    task = JudgeTask(module, data, held_out, recipe.batch, recipe.lr, recipe.run.seed)
+    _claim(folder, recipe)
+    yield from fit(task, recipe.run, folder)
     weights.save({"judge": module}, folder / MODEL, {"judge": "vizdoom"})
+
+
+def _claim(folder: Path, recipe: TokenizerRecipe | WorldRecipe | JudgeRecipe) -> None:
+    """A folder is one run: note its settings, or refuse to go on with other ones."""
+    given = asdict(recipe)
+    now = json.loads(json.dumps(given.pop("run") | given))
+    path = folder / "settings.json"
+    if path.exists() and (folder / "checkpoint.pt").exists():
+        before = json.loads(path.read_text())
+        changed = [f"{key} {before.get(key)}, now {now[key]}" for key in now if before.get(key) != now[key]]
+        if changed:
+            raise ValueError(f"{folder} was begun with {'; '.join(changed)}. Remove it or choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(now) + "\n")
 
 
 def tokens(recipe: Recipe, folder: Path, recording: Path, device: torch.device | str) -> TokenData:
@@ -116,6 +147,8 @@ def held_out_shards(recipe: Recipe, folder: Path) -> list[vizdoom.Shard]:
 def recordings(recipe: Recipe, folder: Path, device: torch.device | str) -> tuple[Part, Part]:
     """The frames that train the tokenizer and the judge, and the held-out recording, on the device."""
     size = frame_size(recipe)
+    if not recipe.tokenizer_frames:
+        raise ValueError(f"the recipe of {recipe.model} trains no tokenizer and no judge: it takes finished ones")
     return frames(folder / "train", size, device, recipe.tokenizer_frames), frames(folder / "held-out", size, device)
 
 
@@ -123,6 +156,8 @@ def make(
     recipe: Recipe, folder: Path, device: torch.device | str, lpips_file: str | Path | None = None, workers: int = 1
 ) -> Iterator[tuple[str, Line]]:
     """All stages of a recipe into folders below `folder`; yields the stage's name with each line of its curve."""
+    if recipe.world != "vizdoom":
+        raise ValueError(f"{recipe.model} learns from {recipe.world}, which is not recorded here; train its parts")
     data = folder / "data"
     for part, planned in (
         ("train", vizdoom.shards(recipe.scenario, recipe.frames, recipe.seed, data / "train")),

@@ -125,11 +125,15 @@ class WorldTask:
         weights = np.array([weight for _, weight in self.mixture])
         order = str(self.mixture[rng.choice(len(weights), p=weights / weights.sum())][0])
         chosen = torch.from_numpy(rng.integers(len(self._starts), size=self.batch)).to(self._device)
-        tokens_BL = self.data.windows(self._starts[chosen], self._frames)
+        tokens_BL = self._with_prefix(self.data.windows(self._starts[chosen], self._frames))
         given_BL = self._corrupt(tokens_BL, int(rng.integers(2**62))) if self.corruption else tokens_BL
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._cuda):
             loss = nats(self.module, tokens_BL, given_BL, self._lessons[order])
         return loss, {}
+
+    def _with_prefix(self, units_BL: Tensor) -> Tensor:
+        prefix = torch.tensor(self._config.prefix_ids, dtype=units_BL.dtype, device=self._device)
+        return torch.cat([prefix.expand(len(units_BL), -1), units_BL], dim=1)
 
     def _corrupt(self, tokens_BL: Tensor, seed: int) -> Tensor:
         """Replace a share of the cells, drawn anew for each sequence, by random ids: rollouts read their own errors."""
@@ -141,7 +145,7 @@ class WorldTask:
 
     def evaluate(self) -> dict[str, float]:
         """Nats per token of held-out sequences under each order of the mixture."""
-        windows = held_out_windows(self.held_out, self._frames, self.held_out_sequences)
+        windows = self._with_prefix(held_out_windows(self.held_out, self._frames, self.held_out_sequences))
         numbers = {}
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._cuda):
             for name, taught in self._lessons.items():

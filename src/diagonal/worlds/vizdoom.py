@@ -7,8 +7,8 @@ actions. `record` writes shards; each is a safetensors file with
     actions   (N,)            uint8   index into ACTIONS: taken on the frame, it leads to the next one
     episodes  (N,)            int32   frames of one episode follow each other
 
-and the metadata `world`, `scenario`, `seed`. A shard depends on the seed and its number alone, so a recording is
-the same whatever number of processes makes it. Playing needs the extra: pip install 'diagonal[worlds]'.
+and the metadata `world`, `scenario`, `seed`, `episode_frames`. A shard depends on these and its number alone, so a
+recording is the same whatever number of processes makes it. Playing needs the extra: pip install 'diagonal[worlds]'.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def read(path: str | Path) -> list[str]:
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
         try:
             actions += parse(json.loads(line)["action"]) if line.strip() else []
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f'{path}, line {number}: a line must be {{"action": "forward"}} ({error!r})') from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f'{path}, line {number}: a line must be {{"action": "forward"}} ({error})') from error
     if not actions:
         raise ValueError(f"{path} holds no actions")
     return actions
@@ -159,14 +159,8 @@ def halve(picture: VideoArray) -> VideoArray:
 
 
 def _game(scenario: str, seed: int, episode: int) -> Any:
-    if scenario not in SCENARIOS:
-        raise ValueError(f"unknown scenario {scenario!r}; known: {', '.join(SCENARIOS)}")
-    try:
-        import vizdoom
-    except ImportError as error:
-        raise ValueError(
-            "playing Doom needs ViZDoom: pip install 'diagonal[worlds]'. All else works without"
-        ) from error
+    _check(scenario)
+    vizdoom = _vizdoom()
     game = vizdoom.DoomGame()
     game.load_config(os.path.join(vizdoom.scenarios_path, f"{scenario}.cfg"))
     game.set_window_visible(False)
@@ -189,6 +183,21 @@ def _game(scenario: str, seed: int, episode: int) -> Any:
     return game
 
 
+def _check(scenario: str) -> None:
+    if scenario not in SCENARIOS:
+        raise ValueError(f"unknown scenario {scenario!r}; known: {', '.join(SCENARIOS)}")
+
+
+def _vizdoom() -> Any:
+    try:
+        import vizdoom
+    except ImportError as error:
+        raise ValueError(
+            "playing Doom needs ViZDoom: pip install 'diagonal[worlds]'. All else works without"
+        ) from error
+    return vizdoom
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One file of a recording."""
@@ -203,6 +212,12 @@ class Shard:
     @property
     def path(self) -> Path:
         return Path(self.folder) / f"shard-{self.number:05d}.safetensors"
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the file says about itself."""
+        numbers = {"seed": str(self.seed), "episode_frames": str(self.episode_frames)}
+        return {"world": "vizdoom", "scenario": self.scenario} | numbers
 
     def record(self) -> int:
         """Play and write; a shard that is there already is kept."""
@@ -225,14 +240,14 @@ class Shard:
                 source.close()  # type: ignore[attr-defined]
             finally:
                 os.chdir(before)
-        metadata = {"world": "vizdoom", "scenario": self.scenario, "seed": str(self.seed)}
         with atomic(self.path) as temporary:
-            save_file({"frames": pixels, "actions": taken, "episodes": episodes}, temporary, metadata)
+            save_file({"frames": pixels, "actions": taken, "episodes": episodes}, temporary, self.metadata)
         return self.frames
 
 
 def shards(scenario: str, frames: int, seed: int, folder: str | Path, episode_frames: int = EPISODE) -> list[Shard]:
     """The files that a recording of so many frames consists of."""
+    _check(scenario)
     if frames < 2:
         raise ValueError(f"{frames} frames asked for; a recording needs at least 2")
     counts = [min(SHARD_FRAMES, frames - start) for start in range(0, frames, SHARD_FRAMES)]
@@ -242,6 +257,9 @@ def shards(scenario: str, frames: int, seed: int, folder: str | Path, episode_fr
 
 def record(planned: Sequence[Shard], workers: int = 1) -> Iterator[int]:
     """Write the shards with several processes; yields the frames of each as it is done."""
+    check_folder(planned)
+    if not all(shard.path.exists() for shard in planned):
+        _vizdoom()  # refused before a folder is made
     Path(planned[0].folder).mkdir(parents=True, exist_ok=True)
     if workers == 1:
         yield from (shard.record() for shard in planned)
@@ -249,3 +267,45 @@ def record(planned: Sequence[Shard], workers: int = 1) -> Iterator[int]:
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         for done in [pool.submit(shard.record) for shard in planned]:
             yield done.result()
+
+
+def check_folder(planned: Sequence[Shard]) -> None:
+    """Refuse a folder whose shards are of another recording than the planned one."""
+    from safetensors import SafetensorError, safe_open
+
+    expected = {shard.path: shard for shard in planned}
+    for path in sorted(Path(planned[0].folder).glob("[!.]*.safetensors")):
+        shard = expected.get(path)
+        if shard is None:
+            raise ValueError(f"{path} is not part of a recording of {_total(planned)} frames; choose another folder")
+        try:
+            with safe_open(path, "numpy") as file:
+                found, frames = file.metadata() or {}, file.get_slice("frames").get_shape()[0]
+        except SafetensorError as error:
+            raise ValueError(f"{path} is no shard of a recording: {error}") from error
+        asked = shard.metadata | {"frames": str(shard.frames)}
+        other = [
+            f"{key} {value}" for key, value in (found | {"frames": str(frames)}).items() if asked.get(key) != value
+        ]
+        if other or not found:
+            raise ValueError(
+                f"{path} is of another recording ({', '.join(other) or 'unnamed'}); asked for: "
+                f"{', '.join(f'{key} {value}' for key, value in asked.items())}. Choose another folder"
+            )
+
+
+def _total(planned: Sequence[Shard]) -> int:
+    return sum(shard.frames for shard in planned)
+
+
+def summary(planned: Sequence[Shard]) -> tuple[int, dict[str, float]]:
+    """How many episodes a recording has, and the share of frames on which each action was taken."""
+    from safetensors import safe_open
+
+    episodes, counts = 0, np.zeros(len(ACTIONS), dtype=np.int64)
+    for shard in planned:
+        with safe_open(shard.path, "numpy") as file:
+            episodes += len(np.unique(file.get_tensor("episodes")))
+            counts += np.bincount(file.get_tensor("actions"), minlength=len(ACTIONS))
+    shares = (counts / counts.sum()).tolist()
+    return episodes, dict(zip(ACTIONS, shares, strict=True))

@@ -1,0 +1,97 @@
+"""The `diagonal` command: parses, calls the library, prints. `--help` answers without importing torch.
+
+Each module here is one command, or one family of them. Results go to stdout (a table, or one JSON object with
+--json), progress and remarks to stderr. What the user got wrong ends with one line and exit code 2;
+DIAGONAL_TRACEBACK=1 in the environment shows where it arose.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from diagonal.plan import StandIn
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from diagonal.pipeline import World
+    from diagonal.plan import Order
+
+# The order is that of --help.
+COMMANDS = ("plan", "models", "generate", "record", "train", "evaluate")
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Fast autoregressive video generation.")
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False)
+
+Schedule = Annotated[str, typer.Option(help="raster, diagonal:k=1,d=10 (d left out: whole frames) or window:s=8.")]
+StandInOption = Annotated[StandIn, typer.Option(help="What is fed where a row starts before the row above is done.")]
+Refeed = Annotated[bool, typer.Option("--refeed/--no-refeed", help="Feed true row ends when they become known.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
+Lpips = Annotated[Path | None, typer.Option(help="LPIPS weights (safetensors); left out: no LPIPS.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def make_order(spec: str, stand_in: StandIn, refeed: bool) -> Order:
+    """The order that the options of a command describe."""
+    from diagonal.plan import Order
+    from diagonal.schedules.decoding import parse
+
+    return Order(parse(spec), stand_in, refeed)
+
+
+def load_world(model: str, weights: str | None, tokenizer: str | None, device: str) -> World:
+    """The library's `load`, with a remark where the weights are random."""
+    from diagonal.pipeline import load
+
+    world = load(model, weights, tokenizer=tokenizer, device=device)
+    if world.weights == "random":
+        err.print(f"[yellow]{model} has random weights: speed is real, the pictures are noise.[/]")
+    return world
+
+
+def progress_bar(unit: str) -> Progress:
+    """A bar on stderr that goes away when it is done; tasks may show a text of their own, `note`."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=err,
+        transient=True,
+        disable=not err.is_terminal,
+    )
+
+
+def print_json(value: Any) -> None:
+    """One line on stdout."""
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+def main() -> None:
+    """Run the command; errors of use are one line and exit code 2."""
+    # A polite end unwinds, so that temporary files are removed; Ctrl-C does so by itself.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for name in COMMANDS:
+        importlib.import_module(f"{__name__}.{name}")  # each adds its commands to the app
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        if os.environ.get("DIAGONAL_TRACEBACK"):
+            raise
+        err.print(f"[red]error:[/] {type(error).__name__ + ': ' if not str(error) else ''}", end="")
+        err.print(str(error), markup=False, soft_wrap=True)
+        raise SystemExit(2) from error

@@ -1,0 +1,128 @@
+"""`diagonal evaluate`: how good are a world's videos under each schedule?"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from diagonal.cli import Device, Json, Lpips, app, load_world, make_order, out, print_json, progress_bar
+from diagonal.plan import StandIn
+
+if TYPE_CHECKING:
+    from diagonal.evaluation.report import Row
+    from diagonal.evaluation.rollouts import Clips, Judges
+    from diagonal.pipeline import World
+    from diagonal.plan import Order
+
+Schedules = Annotated[list[str], typer.Option("--schedule", help="As for generate; give it again for more rows.")]
+DEFAULT = ["raster", "diagonal:k=1"]
+HEADINGS = {  # of report.COLUMNS, short enough for a terminal
+    "psnr": "PSNR",
+    "lpips": "LPIPS",
+    "frechet_idm": "Frechet IDM",
+    "actions_obeyed": "actions obeyed",
+    "turns_obeyed": "turns obeyed",
+    "walking_turns_obeyed": "walking turns",
+    "steps": "steps",
+}
+DRIFT = 8  # frames that the line of each row names
+
+
+@app.command()
+def evaluate(
+    data: Annotated[Path, typer.Option(help="A held-out recording: the folder of its shards.")],
+    judge: Annotated[str, typer.Option(help="Weights of the judge of actions (diagonal train judge): file or folder.")],
+    model: Annotated[str, typer.Option(help="A name from `diagonal models`.")] = "doom/tiny",
+    weights: Annotated[str | None, typer.Option(help="Checkpoint file, folder or hub id; 'random' for none.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Checkpoint of the tokenizer, if it is apart.")] = None,
+    lpips: Lpips = None,
+    schedule: Schedules = DEFAULT,
+    clips: Annotated[int, typer.Option(min=1, help="Held-out clips, spread over the recording.")] = 256,
+    seeds: Annotated[int, typer.Option(min=1, help="Times that each clip is generated.")] = 3,
+    context: Annotated[int, typer.Option(min=1, help="True frames that are given.")] = 4,
+    frames: Annotated[int, typer.Option(min=1, help="Frames that are generated and measured.")] = 12,
+    device: Device = "cpu",
+    out_path: Annotated[Path | None, typer.Option("--out", help="Folder for table.md, table.json, sheet.png.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Generate held-out clips again under each schedule, and measure them."""
+    orders = [make_order(spec, StandIn.PREVIOUS_FRAME, True) for spec in schedule]
+    from diagonal.evaluation import report, sweep
+    from diagonal.evaluation.rollouts import cut
+    from diagonal.training.data import frames as read_frames
+
+    sweep.check_actions(model)
+    world = load_world(model, weights, tokenizer, device)
+    judges = _judges(judge, lpips, device)
+    chosen = cut(read_frames(data, world.size, device), clips, context, frames)
+    rows = _measure(world, orders, chosen, judges, seeds)
+    extra: dict[str, Any] = {"model": model, "weights": world.weights, "data": str(data), "clips": clips}
+    extra |= {"seeds": seeds, "context": context, "frames": frames}
+    extra["lpips_differences"] = report.plain(dict(sweep.differences(rows)))
+    if out_path is not None:
+        sweep.write(rows, chosen, out_path, extra)
+    if as_json:
+        print_json(report.content(rows, extra | ({} if out_path is None else {"out": str(out_path)})))
+    else:
+        _print(rows, extra)
+
+
+def _judges(judge: str, lpips: Path | None, device: str) -> Judges:
+    from diagonal import lpips as perceptual
+    from diagonal.evaluation.rollouts import Judges
+    from diagonal.evaluation.sweep import load_judge
+
+    return Judges(load_judge(judge, device), None if lpips is None else perceptual.load(lpips, device))
+
+
+def _measure(world: World, orders: list[Order], clips: Clips, judges: Judges, seeds: int) -> list[Row]:
+    from diagonal.evaluation.sweep import sweep
+
+    rows = []
+    with progress_bar("rows") as progress:
+        task = progress.add_task(world.name, total=2 + len(orders), note="references")
+        for row in sweep(world, orders, clips, judges, seeds):
+            rows.append(row)
+            left = orders[max(0, len(rows) - 2) :]
+            progress.update(task, advance=1, note=str(left[0]) if left and len(rows) >= 2 else "")
+    return rows
+
+
+def _print(rows: list[Row], extra: dict[str, Any]) -> None:
+    names = [name for name in HEADINGS if any(name in row.numbers for row in rows)]
+    table = Table("", *(HEADINGS[name] for name in names), box=None, padding=(0, 1, 0, 0))
+    for row in rows:
+        table.add_row(row.schedule or row.label, *(_cell(row.numbers[name]) for name in names))
+    for column in table.columns[1:]:
+        column.no_wrap, column.header = True, str(column.header).replace(" ", "\n")
+    out.print(table)
+    out.print("\nPSNR by frame, how quality falls with time", markup=False)
+    drift = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
+    for row in rows:
+        values = row.numbers["psnr_by_frame"]
+        every = -(-len(values) // DRIFT)
+        drift.add_row(row.schedule or row.label, *(f"{value:.1f}" for value in values[::every]))
+    out.print(drift)
+    for name, interval in extra["lpips_differences"].items():
+        low, high = interval["low"], interval["high"]
+        out.print(f"LPIPS of {name} minus the first: {interval['mean']:+.4f} [{low:+.4f}, {high:+.4f}]", markup=False)
+    out.print(
+        f"{extra['clips']} clips, {extra['seeds']} seeds, {extra['frames']} frames after {extra['context']} true ones; "
+        f"{extra['model']} ({extra['weights']} weights); intervals are 95 %",
+        markup=False,
+    )
+
+
+def _cell(value: Any) -> str:
+    """A mean above its interval; plain numbers as they are; nothing where nothing could be measured."""
+    from diagonal.evaluation.metrics import Interval
+
+    if isinstance(value, Interval):
+        digits = 1 if value.high >= 10 else 2
+        interval = f"{value.low:.{digits}f}-{value.high:.{digits}f}"
+        return "" if math.isnan(value.mean) else f"{value.mean:.3f}\n{interval}"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,40 @@
+"""`diagonal models`: what can be loaded."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from diagonal.cli import Json, app, out, print_json
+
+
+@app.command()
+def models(as_json: Json = False) -> None:
+    """List the models that can be loaded, with the licence and the source of their weights."""
+    import torch
+
+    from diagonal.names import find, listing
+
+    rows = []
+    for name in listing("models"):
+        variant, config = find("models", name), find("models", name).config
+        with torch.device("meta"):
+            size = sum(parameter.numel() for parameter in config.build().parameters())
+        rows.append(
+            {
+                "name": name,
+                "parameters": size,
+                "grid": f"{config.frames}x{config.rows}x{config.cols}",
+                "actions": variant.actions,
+                "licence": variant.licence,
+                "source": variant.source,
+            }
+        )
+    if as_json:
+        print_json(rows)
+        return
+    table = Table("model", "parameters", "grid", "actions", "licence", "weights", box=None)
+    table.columns[0].no_wrap = True
+    for row in rows:
+        size = f"{row['parameters'] / 1e6:,.1f} M"
+        table.add_row(row["name"], size, row["grid"], row["actions"], row["licence"], row["source"])
+    out.print(table)

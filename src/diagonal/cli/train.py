@@ -1,0 +1,259 @@
+"""`diagonal train` and `diagonal finetune`: the stages of a recipe, all of them or one at a time.
+
+A run is its folder: started again, it goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from diagonal.cli import Device, Json, Lpips, app, err, out, print_json, progress_bar
+
+if TYPE_CHECKING:
+    import torch
+
+    from diagonal.recipes import Recipe, WorldRecipe
+
+train = typer.Typer(no_args_is_help=True, help="Train a world by a recipe: all stages, or one of them.")
+app.add_typer(train, name="train")
+
+RecipeName = Annotated[str, typer.Option("--recipe", help="smoke (a minute on a laptop), doom, or mcar:700m.")]
+Data = Annotated[Path, typer.Option(help="Folder with the recordings train/ and held-out/.")]
+Tokenizer = Annotated[Path, typer.Option(help="Folder of the trained tokenizer.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder of the run; one that was begun goes on.")]
+Tensorboard = Annotated[bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard.")]
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a run: how many steps it has and where it is kept."""
+
+    name: str
+    steps: int
+    folder: Path
+
+    def result(self) -> Line:
+        """The last line of the curve, which has the numbers on held-out data."""
+        last: Line = json.loads((self.folder / "curve.jsonl").read_text().splitlines()[-1])
+        return {"stage": self.name, "steps": self.steps, "out": str(self.folder)} | last
+
+
+@train.command("all")
+def train_all(
+    recipe: RecipeName,
+    out_path: Out,
+    lpips: Lpips = None,
+    device: Device = "cpu",
+    workers: Annotated[int, typer.Option(min=1, help="Processes that record.")] = 1,
+    tensorboard: Tensorboard = False,
+    as_json: Json = False,
+) -> None:
+    """Record, then train tokenizer, judge, base, finetune and diagonal, each in its folder below --out."""
+    found, where = _begin(recipe, device)
+    from diagonal.training import stages
+
+    parts = [("tokenizer", found.tokenizer), ("judge", found.judge), ("base", found.base)]
+    parts += [("finetune", found.finetune), ("diagonal", found.diagonal)]
+    trained = [Stage(name, part.run.steps, out_path / name) for name, part in parts if part is not None]
+    recorded = [
+        Stage("record train", found.frames, out_path / "data" / "train"),
+        Stage("record held-out", found.held_out_frames, out_path / "data" / "held-out"),
+    ]
+    start = time.perf_counter()
+    _follow([*recorded, *trained], stages.make(found, out_path, where, lpips, workers), tensorboard)
+    shared = {"recipe": recipe, "stage": "all", "seconds": time.perf_counter() - start, "out": str(out_path)}
+    if as_json:
+        print_json(shared | {"stages": [stage.result() for stage in trained]})
+    else:
+        _print(trained, shared)
+
+
+@train.command()
+def tokenizer(
+    recipe: RecipeName,
+    data: Data,
+    out_path: Out,
+    lpips: Lpips = None,
+    device: Device = "cpu",
+    tensorboard: Tensorboard = False,
+    as_json: Json = False,
+) -> None:
+    """Train the tokenizer on recorded frames."""
+    found, where = _begin(recipe, device)
+    from diagonal.training import stages
+
+    stage = Stage("tokenizer", found.tokenizer.run.steps, out_path)
+
+    def lines() -> Iterator[Line]:
+        frames = stages.recordings(found, data, where)
+        yield from stages.train_tokenizer(found.tokenizer, *frames, out_path, lpips)
+
+    _run(stage, lines(), {"recipe": recipe}, tensorboard, as_json)
+
+
+@train.command()
+def judge(
+    recipe: RecipeName,
+    data: Data,
+    out_path: Out,
+    device: Device = "cpu",
+    tensorboard: Tensorboard = False,
+    as_json: Json = False,
+) -> None:
+    """Train the network that judges whether frames obey their actions."""
+    found, where = _begin(recipe, device)
+    from diagonal.training import stages
+
+    part = found.judge
+    if part is None:
+        raise ValueError(f"the recipe {recipe} has no judge")
+
+    def lines() -> Iterator[Line]:
+        yield from stages.train_judge(part, *stages.recordings(found, data, where), out_path)
+
+    _run(Stage("judge", part.run.steps, out_path), lines(), {"recipe": recipe}, tensorboard, as_json)
+
+
+@train.command()
+def world(
+    recipe: RecipeName,
+    data: Data,
+    tokenizer: Tokenizer,
+    out_path: Out,
+    device: Device = "cpu",
+    tensorboard: Tensorboard = False,
+    as_json: Json = False,
+) -> None:
+    """Train the world from scratch: the recipe's base stage."""
+    found, where = _begin(recipe, device)
+    lines = _world(found, found.base, (data, tokenizer, None), out_path, where)
+    _run(Stage("base", found.base.run.steps, out_path), lines, {"recipe": recipe}, tensorboard, as_json)
+
+
+@app.command()
+def finetune(
+    recipe: RecipeName,
+    data: Data,
+    tokenizer: Tokenizer,
+    weights: Annotated[Path, typer.Option(help="Folder of the trained world to start from.")],
+    out_path: Out,
+    schedule: Annotated[
+        list[str] | None,
+        typer.Option(help="What it learns to decode by; several share the steps equally. Default: the recipe's."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Default: the recipe's.")] = None,
+    device: Device = "cpu",
+    tensorboard: Tensorboard = False,
+    as_json: Json = False,
+) -> None:
+    """Teach a trained world other schedules: a short run under the visibility they decode with."""
+    found, where = _begin(recipe, device)
+    from diagonal.plan import Order
+
+    mixture = tuple((str(Order.of(spec)), 1.0) for spec in schedule) if schedule else found.finetune.mixture
+    run = found.finetune.run if steps is None else replace(found.finetune.run, steps=steps)
+    lines = _world(
+        found, replace(found.finetune, mixture=mixture, run=run), (data, tokenizer, weights), out_path, where
+    )
+    shared = {"recipe": recipe, "schedules": [spec for spec, _ in mixture]}
+    _run(Stage("finetune", run.steps, out_path), lines, shared, tensorboard, as_json)
+
+
+def _begin(recipe: str, device: str) -> tuple[Recipe, torch.device]:
+    from diagonal.pipeline import check_device
+    from diagonal.recipes import find
+
+    return find(recipe), check_device(device)
+
+
+def _world(
+    recipe: Recipe, how: WorldRecipe, inputs: tuple[Path, Path, Path | None], folder: Path, device: torch.device
+) -> Iterator[Line]:
+    """Lines of a world's training; `inputs` are the folders of data, tokenizer and, perhaps, weights to start from."""
+    from diagonal.training import stages
+
+    data, tokenizer, start = inputs
+    for option, path in (("--tokenizer", tokenizer), ("--weights", start)):
+        if path is not None and not (path / stages.MODEL).is_file():
+            raise ValueError(f"{option} {path} holds no {stages.MODEL}; give the folder of a finished stage")
+    both = tuple(stages.tokens(recipe, tokenizer, data / part, device) for part in ("train", "held-out"))
+    yield from stages.train_world(how, recipe.model, both, folder, start)
+
+
+def _run(stage: Stage, lines: Iterator[Line], shared: Line, tensorboard: bool, as_json: bool) -> None:
+    """Train one stage and say what came out."""
+    start = time.perf_counter()
+    _follow([stage], ((stage.name, line) for line in lines), tensorboard)
+    shared |= {"seconds": time.perf_counter() - start}
+    if as_json:
+        print_json(shared | stage.result())
+    else:
+        _print([stage], shared)
+
+
+def _follow(stages: Sequence[Stage], lines: Iterator[tuple[str, Line]], tensorboard: bool) -> None:
+    """Consume the lines of a run, with one bar per stage."""
+    boards = {stage.name: _board(stage.folder) for stage in stages} if tensorboard else {}
+    for stage in stages:
+        if (stage.folder / "checkpoint.pt").exists():
+            err.print(f"{stage.folder} was begun before: going on from its checkpoint", markup=False)
+    with progress_bar("steps") as progress, ExitStack() as stack:
+        tasks = {stage.name: progress.add_task(stage.name, total=stage.steps, note="") for stage in stages}
+        validation: dict[str, Line] = {}
+        for name, line in lines:
+            validation[name] = _validation(line) or validation.get(name, {})
+            numbers = {key: line[key] for key in ("loss",) if key in line} | validation[name]
+            progress.update(tasks[name], completed=line["step"], note=_text(numbers))
+            if name in boards and "loss" in line:
+                boards[name](stack, line)
+
+
+def _board(folder: Path) -> Callable[[ExitStack, Line], None]:
+    """Writes lines as TensorBoard's scalars beside the curve."""
+    from importlib.util import find_spec
+
+    if find_spec("tensorboard") is None:
+        raise ValueError("--tensorboard needs TensorBoard: pip install tensorboard. curve.jsonl is written without it")
+    writers: list[Any] = []
+
+    def write(stack: ExitStack, line: Line) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        if not writers:
+            writers.append(SummaryWriter(str(folder)))
+            stack.callback(writers[0].close)
+        for key, value in line.items():
+            if key != "step":
+                writers[0].add_scalar(key, value, line["step"])
+
+    return write
+
+
+def _validation(line: Line) -> Line:
+    return {key: value for key, value in line.items() if key.startswith("val_")}
+
+
+def _text(numbers: Line) -> str:
+    return "  ".join(f"{key.removeprefix('val_')} {value:.3f}" for key, value in numbers.items())
+
+
+def _print(stages: Sequence[Stage], shared: Line) -> None:
+    table = Table("stage", "steps", "loss", "held out", box=None)
+    for stage in stages:
+        last = stage.result()
+        table.add_row(stage.name, f"{stage.steps}", f"{last['loss']:.3f}", _text(_validation(last)))
+    out.print(table)
+    for stage in stages:
+        out.print(f"{stage.name}: weights in {stage.folder / 'model.safetensors'}", markup=False)
+    out.print(f"recipe {shared['recipe']}, {shared['seconds']:.1f} s", markup=False)

@@ -1,0 +1,346 @@
+"""Training loss = what the decoder assigns: the lesson of a plan scores tokens as the engine, step by step, would."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from diagonal import Grid, Layout, Order, Plan, StandIn, make_plan
+from diagonal.engine.attention import Causal, Dense, Flex, dense_mask
+from diagonal.engine.decode import decode
+from diagonal.schedules.decoding import parse
+from diagonal.training import world
+from diagonal.training.data import TokenData
+from diagonal.training.run import RunConfig, fit
+from diagonal.training.world import Lesson, WorldTask, held_out_windows, lesson, mean_nats, nats
+from tests.tiny import TINY, Recorded, build, new_cache, tiny_config
+
+CPU = torch.device("cpu")
+ORDERS = [
+    Order(parse("raster")),
+    *[Order(parse(spec)) for spec in ("diagonal:k=1", "diagonal:k=2", "diagonal:k=1,d=4", "window:s=2")],
+    Order(parse("diagonal:k=2,d=3"), StandIn.ABOVE),
+    Order(parse("diagonal:k=1"), StandIn.PROMPT_FRAME),
+    Order(parse("diagonal:k=1"), refeed=False),
+]
+
+
+def _plan(config: Any, order: Order | str, frames: int = 4) -> Plan:
+    grid = Grid(frames, config.rows, config.cols)
+    return make_plan(Layout(grid, len(config.prefix_ids), config.suffix), order, known=1)
+
+
+def _units(config: Any, frames: int, seed: int = 0) -> Tensor:
+    """Frames of random cells, each followed by random actions."""
+    generator = torch.Generator().manual_seed(seed)
+    cells = torch.randint(config.codebook, (frames, config.rows * config.cols), generator=generator)
+    actions = torch.randint(config.codebook, config.vocab, (frames, config.suffix), generator=generator)
+    return torch.cat([cells, actions], dim=1).int()
+
+
+def _sequences(config: Any, plan: Plan, batch: int = 2) -> Tensor:
+    prefix = torch.tensor(config.prefix_ids, dtype=torch.long)
+    frames = plan.layout.grid.frames
+    return torch.stack([torch.cat([prefix, _units(config, frames, seed).flatten().long()]) for seed in range(batch)])
+
+
+class Forced:
+    """A sampler that draws the true tokens, and keeps what the decoder thought of them."""
+
+    def __init__(self, true_BL: Tensor) -> None:
+        self.true_BL = true_BL
+        self.nats: list[Tensor] = []
+
+    def __call__(self, logits_BSV: Tensor, positions_S: Tensor) -> Tensor:
+        tokens = self.true_BL[:, positions_S]
+        self.nats.append(-logits_BSV.float().log_softmax(-1).gather(-1, tokens[..., None])[..., 0])
+        return tokens
+
+
+def _decoded_nats(model: Any, plan: Plan, true_BL: Tensor) -> Tensor:
+    """Negative log-likelihoods of the true tokens from the engine's own steps, (B, decoded)."""
+    tokens = true_BL.clone()
+    for frame in range(plan.known, plan.layout.grid.frames):
+        tokens[:, plan.layout.frame(frame)] = -1  # a read before its time would fail
+    forced: Any = Forced(true_BL)
+    for _ in decode(Recorded(model), plan, tokens, new_cache(model, plan, len(tokens)), forced):
+        pass
+    assert torch.equal(tokens, true_BL)
+    return torch.cat(forced.nats, dim=1)
+
+
+def _data(config: Any, frames: int = 12, seed: int = 0) -> TokenData:
+    return TokenData(_units(config, frames, seed), torch.arange(frames) // (frames // 2))
+
+
+def _task(name: str, mixture: list[tuple[str, float]], data: TokenData | None = None, **changes: Any) -> WorldTask:
+    config = tiny_config(name)
+    torch.manual_seed(0)
+    recording = _data(config) if data is None else data
+    orders = [(Order.of(spec), share) for spec, share in mixture]
+    return WorldTask(config.build(), recording, recording, orders, **({"batch": 2, "seed": 0} | changes))
+
+
+# What is scored
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_the_training_loss_is_what_the_decoder_assigns(name: str, order: Order) -> None:
+    config = tiny_config(name)
+    model, plan = build(config), _plan(config, order)
+    tokens = _sequences(config, plan)
+    stepwise = _decoded_nats(model, plan, tokens)
+    assert stepwise.shape == (2, 3 * config.rows * config.cols)
+    loss = nats(model, tokens, tokens, lesson(plan, CPU, use_flex=False))
+    assert loss.item() == pytest.approx(stepwise.mean().item(), abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("spec", ["diagonal:k=1", "diagonal:k=2,d=3", "window:s=2"])
+def test_flex_attention_gives_the_loss_of_the_dense_mask(name: str, spec: str) -> None:
+    config = tiny_config(name)
+    model, plan = build(config), _plan(config, spec)
+    tokens = _sequences(config, plan)
+    blocks, dense = lesson(plan, CPU, use_flex=True), lesson(plan, CPU, use_flex=False)
+    assert isinstance(blocks.memory, Flex)
+    assert isinstance(dense.memory, Dense)
+    with torch.no_grad():
+        losses = [nats(model, tokens, tokens, taught).item() for taught in (blocks, dense)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("use_flex", [False, True])
+def test_raster_needs_no_mask_and_gives_the_loss_of_the_dense_one(name: str, use_flex: bool) -> None:
+    config = tiny_config(name)
+    model, plan = build(config), _plan(config, "raster")
+    tokens = _sequences(config, plan)
+    taught = lesson(plan, CPU, use_flex)
+    assert isinstance(taught.memory, Causal)
+    masked = Lesson(taught.read, taught.position, taught.keep, taught.target, Dense(dense_mask(plan.entries)))
+    plain, dense = (nats(model, tokens, tokens, one).item() for one in (taught, masked))
+    assert plain == pytest.approx(dense, abs=1e-4)
+
+
+def test_a_diagonal_as_slow_as_raster_is_taught_as_raster() -> None:
+    plan = _plan(tiny_config("mcar/tiny"), "diagonal:k=6")
+    assert isinstance(lesson(plan, CPU, use_flex=False).memory, Causal)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_every_decoded_cell_is_scored_once_and_nothing_else(order: Order) -> None:
+    config = tiny_config("mcar/tiny")
+    plan = _plan(config, order)
+    taught = lesson(plan, CPU, use_flex=False)
+    assert sorted(taught.target.tolist()) == sorted(plan.layout.positions()[1:].ravel().tolist())
+
+
+def test_the_orders_of_a_mixture_are_different_lessons() -> None:
+    """The tests above could not tell orders apart if all gave the same number."""
+    config = tiny_config("mcar/tiny")
+    model = build(config)
+    losses = set()
+    for order in ORDERS:
+        plan = _plan(config, order)
+        tokens = _sequences(config, plan)
+        losses.add(round(nats(model, tokens, tokens, lesson(plan, CPU, use_flex=False)).item(), 5))
+    assert len(losses) == len(ORDERS)
+
+
+# The task
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_tasks_loss_is_the_decoders_on_the_windows_it_drew(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the whole path: data, windows, mixture, lesson."""
+    task = _task(name, [("diagonal:k=1", 1.0)])
+    seen: list[Tensor] = []
+    original = world.nats
+
+    def spied(model: Any, tokens_BL: Tensor, given_BL: Tensor, taught: Lesson) -> Tensor:
+        seen.append(tokens_BL)
+        return original(model, tokens_BL, given_BL, taught)
+
+    monkeypatch.setattr(world, "nats", spied)
+    loss, _ = task.loss(3)
+    (tokens,) = seen
+    config = task.module.config
+    plan = _plan(config, "diagonal:k=1", config.frames)
+    assert tokens.shape == (2, plan.layout.length)
+    assert tokens.unflatten(1, (config.frames, -1))[0].tolist() in [
+        task.data.units_NU[start : start + config.frames].tolist() for start in (0, 6)
+    ]
+    model = task.module.eval().requires_grad_(False)
+    assert loss.item() == pytest.approx(_decoded_nats(model, plan, tokens).mean().item(), abs=1e-4)
+
+
+def test_a_batch_depends_on_the_seed_and_the_step_alone() -> None:
+    mixture = [("raster", 0.5), ("diagonal:k=1", 0.5)]
+    data = TokenData(_units(tiny_config("mcar/tiny"), 40), torch.zeros(40, dtype=torch.long))
+    first, again = (_task("mcar/tiny", mixture, data, corruption=0.3) for _ in range(2))
+    other = _task("mcar/tiny", mixture, data, corruption=0.3, seed=1)
+    first.loss(0)
+    losses = [task.loss(5)[0].item() for task in (first, again, other)]
+    assert losses[0] == losses[1] != losses[2]
+    assert first.loss(6)[0].item() != losses[0]
+
+
+def test_the_orders_of_a_mixture_come_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = _task("mcar/tiny", [("raster", 3.0), ("diagonal:k=1", 1.0)])
+    raster = 0
+
+    def spied(model: Any, tokens_BL: Tensor, given_BL: Tensor, taught: Lesson) -> Tensor:
+        nonlocal raster
+        raster += isinstance(taught.memory, Causal)
+        return torch.zeros(())
+
+    monkeypatch.setattr(world, "nats", spied)
+    for step in range(800):
+        task.loss(step)
+    assert raster / 800 == pytest.approx(0.75, abs=0.05)
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("corruption", [0.0, 0.06, 1.0])
+def test_a_corrupted_batch_changes_cells_that_are_read_never_actions_and_never_targets(
+    name: str, corruption: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = _task(name, [("raster", 1.0)], batch=64, corruption=corruption)
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def spied(model: Any, tokens_BL: Tensor, given_BL: Tensor, taught: Lesson) -> Tensor:
+        seen.append((tokens_BL, given_BL))
+        return torch.zeros(())
+
+    monkeypatch.setattr(world, "nats", spied)
+    task.loss(0)
+    ((tokens, given),) = seen
+    config = task.module.config
+    true, read = (part.unflatten(1, (config.frames, -1)) for part in (tokens, given))
+    cells = config.rows * config.cols
+    windows = {tuple(task.data.units_NU[start : start + 6].flatten().tolist()) for start in (0, 6)}
+    assert {tuple(row) for row in tokens.tolist()} == windows  # the targets are true
+    assert torch.equal(true[..., cells:], read[..., cells:])
+    assert read[..., :cells].min() >= 0 and read[..., :cells].max() < config.codebook
+    changed = (true != read)[..., :cells].float().mean((1, 2))
+    assert changed.max() <= corruption + 0.05
+    # A share drawn evenly from none to all of it, for each sequence anew.
+    assert changed.mean().item() == pytest.approx(corruption / 2, abs=0.1 * corruption)
+    assert (changed.std() > 0.1 * corruption).item() == (corruption > 0)
+
+
+@pytest.mark.parametrize("spec", ["raster", "diagonal:k=1"])
+def test_true_tokens_are_scored_by_what_corrupted_ones_show(spec: str) -> None:
+    config = tiny_config("mcar/tiny")
+    model, plan = build(config), _plan(config, spec)
+    tokens, taught = _sequences(config, plan), lesson(plan, CPU, use_flex=False)
+    given = tokens.roll(7, dims=1)
+    logits = model(given[:, plan.entries.read], torch.from_numpy(plan.entries.position), taught.memory)
+    kept = np.flatnonzero(plan.entries.write >= 0)
+    scores = logits[:, kept].log_softmax(-1)
+    expected = -scores.gather(-1, tokens[:, plan.entries.write[kept], None]).mean()
+    assert nats(model, tokens, given, taught).item() == pytest.approx(expected.item(), abs=1e-4)
+
+
+def test_corruption_changes_the_loss() -> None:
+    """What the model reads is corrupted: the same weights score the same tokens otherwise."""
+    clean, corrupt = (_task("mcar/tiny", [("raster", 1.0)], batch=4, corruption=share) for share in (0.0, 0.5))
+    assert clean.loss(0)[0].item() != corrupt.loss(0)[0].item()
+
+
+# Learning
+
+
+@pytest.mark.parametrize("muon_lr", [0.02, None], ids=["muon", "adamw"])
+@pytest.mark.parametrize("name", TINY)
+def test_a_mixture_learns_one_sequence_by_heart(name: str, muon_lr: float | None, tmp_path: Any) -> None:
+    config = tiny_config(name)
+    data = TokenData(_units(config, config.frames), torch.zeros(config.frames, dtype=torch.long))
+    task = _task(name, [("raster", 0.4), ("diagonal:k=1", 0.6)], data, batch=1, muon_lr=muon_lr, lr=5e-3)
+    before = task.evaluate()
+    assert list(before) == ["val_nats raster", "val_nats diagonal:k=1"]
+    lines = list(fit(task, RunConfig(steps=60, warmup=5, log_every=30), tmp_path))
+    for order, start in before.items():
+        assert start > np.log(config.codebook) - 0.5
+        assert lines[-1][order] < 0.5 * start
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("spec", ["raster", "diagonal:k=1"])
+def test_gradients_flow_to_every_parameter(name: str, spec: str) -> None:
+    task = _task(name, [(spec, 1.0)])
+    task.loss(0)[0].backward()
+    for key, parameter in task.module.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.isfinite().all(), key
+        assert parameter.grad.abs().max() > 0, key
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("muon_lr", [0.02, None], ids=["muon", "adamw"])
+def test_every_parameter_is_in_one_optimizer(name: str, muon_lr: float | None) -> None:
+    task = _task(name, [("raster", 1.0)], muon_lr=muon_lr, lr=1e-3, weight_decay=0.3)
+    groups = [group for optimizer in task.optimizers for group in optimizer.param_groups]
+    held = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(held) == sorted(id(parameter) for parameter in task.module.parameters())
+    assert all(group["weight_decay"] == 0.3 for group in groups)
+    assert [group["lr"] for group in groups] == ([0.02, 1e-3] if muon_lr else [1e-3])
+    assert groups[-1]["betas"] == (0.9, 0.95)  # appendix G, Table 9
+
+
+# Held-out numbers
+
+
+def test_held_out_windows_are_spread_over_the_recording() -> None:
+    config = tiny_config("mcar/tiny")
+    data = TokenData(_units(config, 40), torch.arange(40) // 20)
+    windows = held_out_windows(data, 6, count=4)
+    firsts = [row.tolist() for row in data.units_NU.long()]
+    starts = [firsts.index(window[: data.units_NU.shape[1]].tolist()) for window in windows]
+    assert starts[0] == 0 and starts[-1] == 34
+    assert starts == sorted(starts)
+    assert len(held_out_windows(data, 6, count=1000)) == 30  # no more than there are
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 5, 100])
+def test_the_mean_over_held_out_sequences_does_not_depend_on_the_batch(batch: int) -> None:
+    config = tiny_config("mcar/tiny")
+    model, plan = build(config), _plan(config, "diagonal:k=1")
+    tokens = _sequences(config, plan, batch=5)
+    taught = lesson(plan, CPU, use_flex=False)
+    expected = float(_decoded_nats(model, plan, tokens).mean())
+    assert mean_nats(model, tokens, taught, batch) == pytest.approx(expected, abs=1e-4)
+
+
+def test_prefix_tokens_are_part_of_every_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model with tokens before the first frame is taught with them in their places."""
+    config = tiny_config("mcar/tiny", prefix_ids=(513, 514))
+    data = _data(config)
+    torch.manual_seed(0)
+    task = WorldTask(config.build(), data, data, [(Order.of("raster"), 1.0)], batch=2, seed=0)
+    seen: list[Tensor] = []
+    original = world.nats
+
+    def spied(model: Any, tokens_BL: Tensor, given_BL: Tensor, taught: Lesson) -> Tensor:
+        seen.extend((tokens_BL, given_BL))
+        return original(model, tokens_BL, given_BL, taught)
+
+    monkeypatch.setattr(world, "nats", spied)
+    task.loss(0)
+    task.evaluate()
+    length = _plan(config, "raster", config.frames).layout.length
+    for tokens in seen:
+        assert tokens.shape[1] == length
+        assert tokens[:, :2].tolist() == [[513, 514]] * len(tokens)
+
+
+def test_all_tiny_models_are_tried() -> None:
+    assert len(TINY) >= 2
+    assert len(list(itertools.product(TINY, ORDERS))) >= 16
