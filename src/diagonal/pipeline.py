@@ -29,7 +29,8 @@ from diagonal.plan import Order, Plan
 from diagonal.schedules.decoding import Schedule
 from diagonal.video import VideoArray
 
-RANDOM = "random"
+RANDOM, EMBEDDED = "random", "embedded"
+ASSETS = Path(__file__).parent / "assets"
 UNKNOWN = -1  # a cell that is not decoded yet
 
 
@@ -81,7 +82,9 @@ class Stream:
         model, parameter = self.world.model, next(self.world.model.parameters())
         length = max(plan.layout.length for _, plan in self.windows)
         batch = len(self.video.units_BTU)
-        cache = KVCache(model.cache_spec, batch, length, parameter.device, parameter.dtype)
+        # On a CPU attention is quicker in float32, whatever the weights are.
+        dtype = torch.float32 if parameter.device.type == "cpu" else parameter.dtype
+        cache = KVCache(model.cache_spec, batch, length, parameter.device, dtype)
         return rollout(model, self.video, self.windows, cache, self.sampler, lambda: self.on_step())
 
     def __iter__(self) -> Iterator[VideoFrame]:
@@ -241,6 +244,9 @@ def load(
     """
     variant: Variant = find("models", name)
     device = check_device(device)
+    label = str(weights)
+    if weights is None and variant.embedded:
+        label, weights = EMBEDDED, ASSETS / variant.embedded
     if weights is None and not variant.random:
         raise ValueError(
             f"{name} needs weights: give a file, a folder or a hub id. Source: {variant.source}. "
@@ -251,11 +257,27 @@ def load(
             torch.manual_seed(seed)
             world = World(name, variant, RANDOM, "cpu")
     else:
-        world = World(name, variant, str(weights), "meta")
+        world = World(name, variant, label, "meta")
         _fill(world, checkpoint.read(weights), None if tokenizer is None else checkpoint.read(tokenizer))
     for module in (world.model, world.tokenizer):
         module.to(device=device, dtype=dtype).eval().requires_grad_(False)
     return world
+
+
+def find_dtype(name: str, device: torch.device | str) -> torch.dtype:
+    """float32, bfloat16, or for 'auto' the one that the device computes fastest."""
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if name in known:
+        return known[name]
+    if name != "auto":
+        raise ValueError(f"dtype {name!r} is not known; write {', '.join(known)} or auto")
+    if check_device(device).type == "cuda":
+        return torch.bfloat16
+    try:
+        abilities = torch.cpu.get_capabilities()
+    except AttributeError:  # PyTorch before 2.10
+        return torch.float32
+    return torch.bfloat16 if abilities.get("avx512_bf16") or abilities.get("amx_bf16") else torch.float32
 
 
 def check_device(name: torch.device | str) -> torch.device:

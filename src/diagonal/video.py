@@ -158,6 +158,11 @@ def writer(path: str | Path, fps: int | Fraction) -> Iterator[Writer]:
             container.close()
 
 
+def enlarge(frames: VideoArray, factor: int) -> VideoArray:
+    """Every pixel as a square of `factor` pixels; frames are (..., H, W, 3)."""
+    return frames.repeat(factor, axis=-3).repeat(factor, axis=-2)
+
+
 def resize(frames: VideoArray, height: int, width: int) -> VideoArray:
     """Bilinear resize of every frame, aspect not kept."""
     from PIL import Image

@@ -24,6 +24,8 @@ from diagonal.files import atomic
 PICKLED = (".ckpt", ".bin", ".pt", ".pth")
 READABLE = (".safetensors", *PICKLED)
 
+SCALE = ".scale"
+
 State = dict[str, Tensor]
 
 
@@ -128,9 +130,32 @@ def _files(path: Path) -> list[Path]:
     raise FileNotFoundError(f"{path} holds no checkpoint ({', '.join(READABLE)})")
 
 
+def shrink(state: Mapping[str, Tensor]) -> State:
+    """Weights for shipping: matrices as int8 with one float16 scale per row (`key.scale`), all else as float16."""
+    small: State = {}
+    for key, value in state.items():
+        if value.ndim == 2:
+            scale = (value.float().abs().amax(1, keepdim=True) / 127).clamp(min=1e-8)
+            small[key] = (value / scale).round().to(torch.int8)
+            small[key + SCALE] = scale.half()
+        else:
+            small[key] = value.half()
+    return small
+
+
+def restore(state: State) -> State:
+    """Undo `shrink`; a state that was never shrunk stays as it is."""
+    scales = {key for key in state if key.endswith(SCALE) and key.removesuffix(SCALE) in state}
+    return {
+        key: value.float() * state[key + SCALE].float() if key + SCALE in scales else value
+        for key, value in state.items()
+        if key not in scales
+    }
+
+
 def _read_safetensors(path: Path) -> State:
     try:
-        return load_file(path)
+        return restore(load_file(path))
     except SafetensorError as error:
         raise ValueError(f"{path} is not a valid safetensors file: {error}") from error
 

@@ -200,7 +200,7 @@ def test_an_option_that_cannot_be_read_is_named(tmp_path, arguments, words):
     ],
 )
 def test_options_of_generate_that_contradict_answer_before_a_model_is_loaded(tmp_path, arguments, words):
-    assert_refused(run(tmp_path, "generate", *arguments), tmp_path, *words)
+    assert_refused(run(tmp_path, "generate", "--model", "mcar/tiny", *arguments), tmp_path, *words)
 
 
 # With a model
@@ -242,32 +242,36 @@ RUNS = {
 def test_a_clip_that_cannot_be_made_says_why(tmp_path, inputs, forked, case):
     given, words = RUNS[case]
     frames = [] if "--frames" in given else ["--frames", "1"]
-    done = forked(tmp_path, "generate", *frames, *(argument.format(inputs) for argument in given))
+    done = forked(
+        tmp_path, "generate", "--model", "mcar/tiny", *frames, *(argument.format(inputs) for argument in given)
+    )
     assert_refused(done, tmp_path, *words)
     assert not (inputs / "sprung").exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test says is missing")
 def test_a_device_this_machine_lacks_is_named(tmp_path, forked):
-    assert_refused(forked(tmp_path, "generate", "--frames", "1", "--device", "cuda"), tmp_path, "cuda")
+    assert_refused(
+        forked(tmp_path, "generate", "--model", "mcar/tiny", "--frames", "1", "--device", "cuda"), tmp_path, "cuda"
+    )
 
 
 def test_a_recording_shorter_than_the_prompt_is_counted_in_words_that_make_sense(tmp_path, inputs, forked):
     arguments = ["--prompt", f"{inputs}/clip.mp4", "--prompt-frames", "6", "--actions", f"{inputs}/two.jsonl"]
-    done = forked(tmp_path, "generate", *arguments)
+    done = forked(tmp_path, "generate", "--model", "mcar/tiny", *arguments)
     assert_refused(done, tmp_path, "two.jsonl has 2 actions", "6 prompt")
     assert "-3 new frames" not in done.stderr
 
 
 def test_a_temperature_next_to_zero_does_not_crash(tmp_path, forked):
     """It may be refused or taken as greedy."""
-    done = forked(tmp_path, "generate", "--frames", "1", "--temperature", "1e-44")
+    done = forked(tmp_path, "generate", "--model", "mcar/tiny", "--frames", "1", "--temperature", "1e-44")
     assert "Traceback" not in done.stderr and done.returncode in (0, 2)
 
 
 def test_a_prompt_of_another_size_is_taken_with_resize(tmp_path, inputs, forked):
     arguments = ["--frames", "1", "--prompt", f"{inputs}/small.png", "--resize", "--json"]
-    done = forked(tmp_path, "generate", *arguments)
+    done = forked(tmp_path, "generate", "--model", "mcar/tiny", *arguments)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["frames"] == 1
     assert video.read(tmp_path / "out.mp4").shape == (1, 224, 384, 3)
@@ -277,7 +281,7 @@ def test_a_prompt_of_another_size_is_taken_with_resize(tmp_path, inputs, forked)
 
 
 def test_a_disk_that_fills_up_while_a_clip_is_written_leaves_nothing(tmp_path):
-    done = run(tmp_path, "generate", "--frames", "1", before=(sys.executable, "-c", FULL_DISK))
+    done = run(tmp_path, "generate", "--model", "mcar/tiny", "--frames", "1", before=(sys.executable, "-c", FULL_DISK))
     assert_refused(done, tmp_path, "File too large")
 
 
@@ -290,7 +294,11 @@ def test_a_disk_that_fills_up_while_a_picture_is_written_leaves_nothing(tmp_path
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize(
     "arguments",
-    [["plan", "--grid", "3x4x4", "--json"], ["plan", "--grid", "3x4x4"], ["generate", "--frames", "1", "--out", "-"]],
+    [
+        ["plan", "--grid", "3x4x4", "--json"],
+        ["plan", "--grid", "3x4x4"],
+        ["generate", "--model", "mcar/tiny", "--frames", "1", "--out", "-"],
+    ],
 )
 def test_output_to_a_device_without_space_is_an_error(tmp_path, arguments):
     with open("/dev/full", "w") as full:

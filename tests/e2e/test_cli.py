@@ -39,7 +39,7 @@ def run(folder: Path, *arguments: str) -> str:
 
 def generate(folder: Path, *arguments: str) -> tuple[dict[str, Any], VideoArray]:
     """The numbers `generate --json` prints, and the clip it writes."""
-    numbers = json.loads(run(folder, "generate", "--json", *arguments))
+    numbers = json.loads(run(folder, "generate", "--model", "mcar/tiny", "--dtype", "float32", "--json", *arguments))
     return numbers, video.read(folder / numbers["out"])
 
 
@@ -213,7 +213,7 @@ def test_a_clip_is_continued_with_its_recording(tmp_path, prompt):
 
 def test_actions_in_words_make_one_frame_each(tmp_path, prompt):
     arguments = ["--prompt", str(prompt), "--actions", "forward,left+jump,yaw=15", "--out", "clip[bold].mp4"]
-    text = run(tmp_path, "generate", *arguments)
+    text = run(tmp_path, "generate", "--model", "mcar/tiny", *arguments)
     assert video.read(tmp_path / "clip[bold].mp4").shape == (3, *SIZE, 3)
     for words in ("diagonal:k=1", str(3 * 37), "ms per frame", "FPS", "3 frames of mcar/tiny (random weights)"):
         assert words in text
@@ -261,7 +261,7 @@ def test_two_schedules_are_compared_side_by_side(tmp_path, world, plain):
 
 
 def test_a_dash_streams_the_clip_to_stdout(tmp_path, plain):
-    command = [COMMAND, "generate", "--frames", "2", "--out", "-"]
+    command = [COMMAND, "generate", "--model", "mcar/tiny", "--dtype", "float32", "--frames", "2", "--out", "-"]
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, timeout=120)
     assert done.returncode == 0 and os.listdir(tmp_path) == []
     with av.open(io.BytesIO(done.stdout), "r") as container:
@@ -271,7 +271,7 @@ def test_a_dash_streams_the_clip_to_stdout(tmp_path, plain):
 
 
 def test_an_interrupted_run_leaves_no_file(tmp_path):
-    command = [COMMAND, "generate", "--schedule", "raster"]
+    command = [COMMAND, "generate", "--model", "mcar/tiny", "--schedule", "raster"]
     with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60
         while not os.listdir(tmp_path) and time.monotonic() < deadline:

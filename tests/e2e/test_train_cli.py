@@ -208,11 +208,13 @@ def test_a_world_is_finetuned_shown_and_judged(tmp_path, trained):
     arguments = ["--prompt", "first.png", "--actions", "forward,left", "--schedule", "diagonal:k=2", "--json"]
     shown = json.loads(succeed(tmp_path, "generate", *world, *arguments))
     assert (shown["weights"], shown["frames"]) == ("fine", 2)
-    assert video.read(tmp_path / "out.mp4").shape == (2, 96, 128, 3)
+    assert video.read(tmp_path / "out.mp4").shape == (2, 288, 384, 3)
 
     arguments = ["--data", str(recording), "--judge", str(folder / "judge"), "--clips", "3", "--seeds", "2"]
     window = ["--context", "2", "--frames", "2"]
-    judged = json.loads(succeed(tmp_path, "evaluate", *world, *arguments, *window, "--out", "judged", "--json"))
+    judged = json.loads(
+        succeed(tmp_path, "evaluate", "--model", "doom/tiny", *world, *arguments, *window, "--out", "judged", "--json")
+    )
     rows = judged.pop("rows")
     settings = {"model": "doom/tiny", "weights": "fine", "clips": 3, "seeds": 2, "context": 2, "frames": 2}
     assert settings.items() <= judged.items()
@@ -232,7 +234,19 @@ def test_a_world_is_finetuned_shown_and_judged(tmp_path, trained):
 def test_the_table_of_an_evaluation_shows_how_quality_falls(trained):
     arguments = ["--weights", "base", "--tokenizer", "tokenizer", "--data", "data/held-out", "--judge", "judge"]
     text = succeed(
-        trained[0], "evaluate", *arguments, "--clips", "2", "--seeds", "1", "--frames", "1", "--schedule", "diagonal"
+        trained[0],
+        "evaluate",
+        "--model",
+        "doom/tiny",
+        *arguments,
+        "--clips",
+        "2",
+        "--seeds",
+        "1",
+        "--frames",
+        "1",
+        "--schedule",
+        "diagonal",
     )
     for words in ("PSNR", "Frechet", "diagonal", "last frame repeated", "PSNR by frame", "2 clips, 1 seeds"):
         assert words in text
@@ -326,13 +340,30 @@ WRONG = {
         ["d=99", "12x16"],
     ),
     "too many clips": (
-        ["evaluate", "{world}", "--data", "{}/data/held-out", "--judge", "{}/judge", "--out", "x"],
+        [
+            "evaluate",
+            "--model",
+            "doom/tiny",
+            "{world}",
+            "--data",
+            "{}/data/held-out",
+            "--judge",
+            "{}/judge",
+            "--out",
+            "x",
+        ],
         ["18 places for clips of 16 frames", "256 are needed"],
     ),
-    "no clips": (["evaluate", "{world}", "--data", "{}/data", "--judge", "{}/judge"], ["data holds no recording"]),
-    "not a recording": (["evaluate", "{world}", "--data", "{}/base", "--judge", "{}/judge"], ["no shard", "frames"]),
+    "no clips": (
+        ["evaluate", "--model", "doom/tiny", "{world}", "--data", "{}/data", "--judge", "{}/judge"],
+        ["data holds no recording"],
+    ),
+    "not a recording": (
+        ["evaluate", "--model", "doom/tiny", "{world}", "--data", "{}/base", "--judge", "{}/judge"],
+        ["no shard", "frames"],
+    ),
     "not a judge": (
-        ["evaluate", "{world}", "--data", "{}/data/held-out", "--judge", "{}/base"],
+        ["evaluate", "--model", "doom/tiny", "{world}", "--data", "{}/data/held-out", "--judge", "{}/base"],
         ["does not fit the judge"],
     ),
     "judge of another game": (

@@ -35,8 +35,8 @@ DRIFT = 8  # frames that the line of each row names
 @app.command()
 def evaluate(
     data: Annotated[Path, typer.Option(help="A held-out recording: the folder of its shards.")],
-    judge: Annotated[str, typer.Option(help="Weights of the judge of actions (diagonal train judge): file or folder.")],
-    model: Annotated[str, typer.Option(help="A name from `diagonal models`.")] = "doom/tiny",
+    judge: Annotated[str | None, typer.Option(help="Weights of the judge. Default: the shipped ones.")] = None,
+    model: Annotated[str, typer.Option(help="A name from `diagonal models`.")] = "doom",
     weights: Annotated[str | None, typer.Option(help="Checkpoint file, folder or hub id; 'random' for none.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Checkpoint of the tokenizer, if it is apart.")] = None,
     lpips: Lpips = None,
@@ -53,11 +53,12 @@ def evaluate(
     orders = [make_order(spec, StandIn.PREVIOUS_FRAME, True) for spec in schedule]
     from diagonal.evaluation import report, sweep
     from diagonal.evaluation.rollouts import cut
+    from diagonal.pipeline import ASSETS
     from diagonal.training.data import frames as read_frames
 
     sweep.check_actions(model)
     world = load_world(model, weights, tokenizer, device)
-    judges = _judges(judge, lpips, device)
+    judges = _judges(ASSETS / "judge" if judge is None else judge, lpips, device)
     chosen = cut(read_frames(data, world.size, device), clips, context, frames)
     rows = _measure(world, orders, chosen, judges, seeds)
     extra: dict[str, Any] = {"model": model, "weights": world.weights, "data": str(data), "clips": clips}
@@ -71,7 +72,7 @@ def evaluate(
         _print(rows, extra)
 
 
-def _judges(judge: str, lpips: Path | None, device: str) -> Judges:
+def _judges(judge: str | Path, lpips: Path | None, device: str) -> Judges:
     from diagonal import lpips as perceptual
     from diagonal.evaluation.rollouts import Judges
     from diagonal.evaluation.sweep import load_judge

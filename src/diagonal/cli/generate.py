@@ -13,6 +13,7 @@ from rich.table import Table
 
 from diagonal.cli import (
     Device,
+    Dtype,
     Json,
     Refeed,
     Schedule,
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from diagonal.video import VideoArray
 
 
+SEEN = 288  # pixels high, at least nearly: small frames are enlarged
+
+
 @dataclass(frozen=True)
 class Run:
     """What one generation did and how long it took."""
@@ -48,17 +52,18 @@ class Run:
 
 @app.command()
 def generate(
-    model: Annotated[str, typer.Option(help="A name from `diagonal models`.")] = "mcar/tiny",
+    model: Annotated[str, typer.Option(help="A name from `diagonal models`.")] = "doom",
     weights: Annotated[str | None, typer.Option(help="Checkpoint file, folder or hub id; 'random' for none.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Checkpoint of the tokenizer, if it is apart.")] = None,
     prompt: Annotated[Path | None, typer.Option(help="Clip, picture or folder of pictures to continue.")] = None,
+    start: Annotated[str | None, typer.Option(help="A bundled start view instead (doom: lamps, gate, ...).")] = None,
     prompt_frames: Annotated[int, typer.Option(min=1, help="Frames of the prompt that are used, from its start.")] = 1,
     resize: Annotated[bool, typer.Option("--resize", help="Resize the prompt to the model's frame size.")] = False,
     actions: Annotated[
         str | None,
         typer.Option(
             help="'forward*8,left*4' for the new frames, or a .jsonl with one action per frame from the prompt's "
-            "first on. Default: none taken."
+            "first on. Default: a short script; with --frames, standing still."
         ),
     ] = None,
     frames: Annotated[int | None, typer.Option("--frames", "--num-frames", min=1, help="New frames.")] = None,
@@ -70,7 +75,9 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Default: the model's.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Default: the model's.")] = None,
     seed: Annotated[int, typer.Option(help="Of sampling; the same seed gives the same clip.")] = 0,
+    scale: Annotated[int | None, typer.Option(min=1, help="Enlarge pixels so many times. Default: to be seen.")] = None,
     device: Device = "cpu",
+    dtype: Dtype = "auto",
     out_path: Annotated[str, typer.Option("--out", help="Video to write; '-' streams mp4 to stdout.")] = "out.mp4",
     as_json: Json = False,
 ) -> None:
@@ -86,24 +93,31 @@ def generate(
     chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     given = {key: value for key, value in chosen.items() if value is not None}
     sampling = replace(find("models", model).sampling, **given)
+    if prompt is not None and start is not None:
+        raise ValueError("--prompt and --start both say where to begin; give one")
     if prompt is None and prompt_frames != 1:
         raise ValueError(f"--prompt-frames {prompt_frames} needs --prompt")
     if prompt is not None and not prompt.exists():
         raise FileNotFoundError(f"--prompt {prompt} does not exist; give a video, a picture, or a folder of pictures")
-    world = load_world(model, weights, tokenizer, device)
-    clip = _prompt(world, prompt, prompt_frames, resize)
-    taken, frames = _actions(world, actions, len(clip), frames)
+    world = load_world(model, weights, tokenizer, device, dtype)
+    if prompt is not None:
+        clip = _prompt(world, prompt, prompt_frames, resize)
+        between = [world.actions.NOOP] * (len(clip) - 1)
+    else:
+        clip, between = _start(world, start)
+    taken, frames = _actions(world, actions, between, frames)
+    factor = scale or max(1, SEEN // world.size[0])
 
     def stream(order: Order, count: int | None) -> Stream:
         used = taken if count is None else taken[: len(clip) - 1 + count]
         return world.stream(clip, used, schedule=order, sampling=sampling, seed=seed)
 
     if compare is None:
-        runs = [_write(stream(orders[0], None), orders[0], out_path, world.variant.fps)]
+        runs = [_write(stream(orders[0], None), orders[0], factor, out_path, world.variant.fps)]
     else:
         for _ in stream(orders[0], 1):  # warm-up: the first frame of a process pays for set-up
             pass
-        runs = _write_compared([(order, stream(order, None)) for order in orders], out_path, world.variant.fps)
+        runs = _write_compared([(order, stream(order, None)) for order in orders], factor, out_path, world.variant.fps)
     shared = {"model": model, "weights": world.weights, "seed": seed, "out": out_path}
     if as_json:
         both = {} if compare is None else {"compare": runs[1].numbers(), "speedup": runs[1].seconds / runs[0].seconds}
@@ -112,22 +126,31 @@ def generate(
         _print_runs(runs, shared)
 
 
-def _prompt(world: World, path: Path | None, frames: int, resize: bool) -> VideoArray:
-    from diagonal import draw, video
+def _prompt(world: World, path: Path, frames: int, resize: bool) -> VideoArray:
+    from diagonal import video
 
-    if path is None:
-        if world.weights != "random":
-            raise ValueError("give --prompt: a clip, a picture or a folder of pictures to continue")
-        return draw.test_card(*world.size)
     clip = video.read(path, most=frames)
     if len(clip) < frames:
         raise ValueError(f"{path} has {len(clip)} frames; --prompt-frames asks for {frames}")
     return video.resize(clip, *world.size) if resize else clip
 
 
-def _actions(world: World, given: str | None, known: int, frames: int | None) -> tuple[list[Any], int]:
-    """Actions for every frame but the last, and how many new frames they make."""
-    between = [world.actions.NOOP] * (known - 1)
+def _start(world: World, name: str | None) -> tuple[VideoArray, list[Any]]:
+    """A bundled start view that fits the world; a drawn picture where there is none and nothing can be spoilt."""
+    from diagonal import draw
+
+    if name is not None or world.actions.STARTS:
+        return world.actions.start(name or world.actions.STARTS[0])
+    if world.weights != "random":
+        raise ValueError("give --prompt: a clip, a picture or a folder of pictures to continue")
+    return draw.test_card(*world.size), []
+
+
+def _actions(world: World, given: str | None, between: list[Any], frames: int | None) -> tuple[list[Any], int]:
+    """Actions for every frame but the last, those `between` prompt frames included, and how many frames are new."""
+    known = len(between) + 1
+    if given is None and frames is None:
+        given = world.actions.SCRIPT
     if given is None:
         frames = frames or max(world.variant.config.frames - known, 1)
         return between + [world.actions.NOOP] * frames, frames
@@ -159,25 +182,25 @@ def _run(stream: Stream, order: Order, each: Any) -> Run:
     return Run(str(order), stream.steps, stream.frames, seconds)
 
 
-def _write(stream: Stream, order: Order, path: str, fps: int | Fraction) -> Run:
-    from diagonal.video import writer
+def _write(stream: Stream, order: Order, scale: int, path: str, fps: int | Fraction) -> Run:
+    from diagonal.video import enlarge, writer
 
     with writer(path, fps) as video:
-        return _run(stream, order, video.write)
+        return _run(stream, order, lambda pixels: video.write(enlarge(pixels, scale)))
 
 
-def _write_compared(streams: list[tuple[Order, Stream]], path: str, fps: int | Fraction) -> list[Run]:
+def _write_compared(streams: list[tuple[Order, Stream]], scale: int, path: str, fps: int | Fraction) -> list[Run]:
     import numpy as np
 
     from diagonal.draw import side_by_side
-    from diagonal.video import writer
+    from diagonal.video import enlarge, writer
 
     runs, clips = [], []
     with writer(path, fps) as video:
         for order, stream in streams:
             pixels: list[VideoArray] = []
             runs.append(_run(stream, order, pixels.append))
-            clips.append(np.stack(pixels))
+            clips.append(enlarge(np.stack(pixels), scale))
         labels = [f"{run.schedule}   {run.steps} steps   {run.seconds:.1f} s" for run in runs]
         video.write(side_by_side(clips[::-1], labels[::-1]))
     return runs

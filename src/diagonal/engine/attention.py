@@ -20,18 +20,25 @@ from diagonal.plan import Entries
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, mask_SL: Tensor | None) -> Tensor:
-    """Grouped-query attention; `mask_SL` is True where a query sees a key, None where it sees all.
+def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, mask: Tensor | None) -> Tensor:
+    """Grouped-query attention. `mask` is (S, L) and True where a query sees a key, or made by `bias`, or None.
 
     The queries that share a key head are packed into one row of queries, so that keys and values are read once and
     never copied, whatever kernel PyTorch chooses.
     """
     group = q_BHSD.shape[1] // k_BKLD.shape[1]
     packed = q_BHSD.unflatten(1, (-1, group)).flatten(2, 3)
-    mask = None if mask_SL is None else mask_SL.repeat(group, 1)
+    if mask is not None and mask.shape[0] != packed.shape[2]:
+        mask = mask.repeat(group, 1)
     mixed = F.scaled_dot_product_attention(packed, k_BKLD, v_BKLD, attn_mask=mask)
     out: Tensor = mixed.unflatten(2, (group, -1)).flatten(1, 2)
     return out
+
+
+def bias(mask_SL: Tensor, group: int, dtype: torch.dtype) -> Tensor:
+    """A mask as `attend` uses it in the end, made once for all layers: 0 or -inf, repeated for the packed queries."""
+    added = torch.zeros(mask_SL.shape, dtype=dtype, device=mask_SL.device).masked_fill_(~mask_SL, -torch.inf)
+    return added.repeat(group, 1)
 
 
 @dataclass(frozen=True, slots=True)

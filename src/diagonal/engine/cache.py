@@ -21,6 +21,7 @@ class KVCache:
 
     def __init__(self, spec: CacheSpec, batch: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
         shape = (spec.layers, batch, spec.kv_heads, length, spec.head_dim)
+        self.spec = spec
         self.k = torch.zeros(shape, device=device, dtype=dtype)
         self.v = torch.zeros(shape, device=device, dtype=dtype)
 
@@ -40,7 +41,7 @@ class CacheStep:
     cache: KVCache
     slots_S: Tensor
     extent: int  # slots beyond were never written
-    mask_SL: Tensor | None  # None: every query sees all slots up to extent
+    mask: Tensor | None  # as `attend` takes it; None: every query sees all slots up to extent
 
     def layer(self, index: int) -> CacheLayer:
         return CacheLayer(self.cache.k[index], self.cache.v[index], self)
@@ -55,7 +56,8 @@ class CacheLayer:
     step: CacheStep
 
     def attend(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
-        self.k.index_copy_(2, self.step.slots_S, k_BKSD)
-        self.v.index_copy_(2, self.step.slots_S, v_BKSD)
+        self.k.index_copy_(2, self.step.slots_S, k_BKSD.to(self.k.dtype))
+        self.v.index_copy_(2, self.step.slots_S, v_BKSD.to(self.v.dtype))
         extent = self.step.extent
-        return attend(q_BHSD, self.k[:, :, :extent], self.v[:, :, :extent], self.step.mask_SL)
+        mixed = attend(q_BHSD.to(self.k.dtype), self.k[:, :, :extent], self.v[:, :, :extent], self.step.mask)
+        return mixed.to(q_BHSD.dtype)

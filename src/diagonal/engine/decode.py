@@ -13,11 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diagonal.engine.attention import bias
 from diagonal.engine.cache import CacheStep, KVCache
 from diagonal.engine.protocols import TokenModel
 from diagonal.engine.sampler import Sampler
 from diagonal.grid import Grid, Layout
 from diagonal.plan import NONE, Order, Plan, make_plan
+
+NARROW = 256  # a step of at most so many inputs has its mask prepared for all layers; a prompt's would be too large
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ def _steps(plan: Plan, cache: KVCache) -> Iterator[_DeviceStep]:
         extent = max(extent, int(step.slot.max()) + 1)
         visible = (first_fed[:extent] <= index) & (np.arange(extent) <= step.slot[:, None])
         mask = None if visible.all() else torch.from_numpy(visible).to(device)
+        if mask is not None and len(step.slot) <= NARROW:
+            mask = bias(mask, cache.spec.group, cache.k.dtype)
         slots = torch.from_numpy(step.slot).to(device)
         keep = np.flatnonzero(step.write != NONE)
         yield _DeviceStep(

@@ -22,6 +22,7 @@ class CacheSpec:
     layers: int
     kv_heads: int
     head_dim: int
+    group: int  # query heads that share a key/value head
 
 
 class LayerMemory(Protocol):
@@ -74,6 +75,20 @@ class ActionSpace(Protocol):
     @property
     def NOOP(self) -> Any:  # noqa: N802
         """The action of doing nothing."""
+        ...
+
+    @property
+    def STARTS(self) -> Sequence[str]:  # noqa: N802
+        """Names of the start views that the package ships."""
+        ...
+
+    @property
+    def SCRIPT(self) -> str:  # noqa: N802
+        """Actions worth showing, in the short text form."""
+        ...
+
+    def start(self, name: str) -> tuple[Any, list[Any]]:
+        """A start view: frames (T, H, W, 3) and the actions between them."""
         ...
 
     def parse(self, text: str) -> list[Any]:
@@ -168,3 +183,4 @@ class Variant:
     licence: str
     source: str
     random: bool = False  # no weights exist: loads with random ones unless told otherwise
+    embedded: str = ""  # the folder of `assets` with the weights that the package ships

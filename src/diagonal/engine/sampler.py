@@ -13,7 +13,8 @@ from torch import Tensor
 
 from diagonal.engine.protocols import Sampling
 
-AHEAD = 4096
+AHEAD = 4096  # random numbers drawn at a time
+LIKELY = 256  # ids that nearly always hold the nucleus
 
 
 def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -23,13 +24,26 @@ def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
         kth = logits.topk(sampling.top_k).values[..., -1:]
         logits = logits.masked_fill(logits < kth, -torch.inf)  # ties with the k-th stay
     if sampling.top_p is not None and sampling.top_p < 1:
-        ordered, ids = logits.sort(descending=True)
-        probs = ordered.softmax(-1)
-        mass = probs.cumsum(-1)
-        out = (mass - probs if sampling.keep_crossing else mass) > sampling.top_p
-        out[..., 0] = False
-        logits = logits.masked_fill(out.scatter(-1, ids, out), -torch.inf)
+        logits = _nucleus(logits, sampling.top_p, sampling.keep_crossing)
     return logits
+
+
+def _nucleus(logits: Tensor, top_p: float, keep_crossing: bool) -> Tensor:
+    """Logits with all but the most likely ids, which together have top_p, at -inf.
+
+    The nucleus is nearly always small: the largest logits are looked at first, and all are sorted only where these do
+    not reach top_p.
+    """
+    total = logits.logsumexp(-1, keepdim=True)
+    for count in (min(LIKELY, logits.shape[-1]), logits.shape[-1]):
+        ordered, ids = logits.topk(count)
+        probs = (ordered - total).exp()
+        mass = probs.cumsum(-1)
+        if count == logits.shape[-1] or bool((mass[..., -1] > top_p).all()):
+            break
+    out = (mass - probs if keep_crossing else mass) > top_p
+    out[..., 0] = False
+    return torch.full_like(logits, -torch.inf).scatter(-1, ids, ordered.masked_fill(out, -torch.inf))
 
 
 @dataclass(slots=True)

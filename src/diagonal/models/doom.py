@@ -31,7 +31,8 @@ VARIANTS = {
         fps=Fraction(35, 4),
         sampling=Sampling(top_p=0.8),
         licence="Apache-2.0",
-        source="embedded; trained here on ViZDoom my_way_home",
+        source="embedded: our own, ViZDoom my_way_home",
+        embedded="doom",
     ),
     "tiny": Variant(
         replace(_CONFIG, width=64, layers=2, heads=4, mlp=128, frames=6, reference_frames=2, codebook=64, vocab=72),

@@ -134,7 +134,8 @@ class MCAR(nn.Module):
 
     @property
     def cache_spec(self) -> CacheSpec:
-        return CacheSpec(self.config.layers, self.config.kv_heads, self.config.head_dim)
+        config = self.config
+        return CacheSpec(config.layers, config.kv_heads, config.head_dim, config.heads // config.kv_heads)
 
     def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: Memory, keep: Tensor | None = None) -> Tensor:
         x_BSM = self.embed(tokens_BS)

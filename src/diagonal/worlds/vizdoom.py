@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
+from importlib import resources
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,9 @@ BUTTONS = {
 }
 
 
+STARTS = ("lamps", "gate", "doors", "hall", "steel", "bricks")
+SCRIPT = "forward*5,forward+left*3,right*4,forward*4"
+
 # How often the player chooses an action, and for how many frames it is held.
 SHARES = {
     "noop": (0.09, (2, 5)),
@@ -65,6 +69,16 @@ SHARES = {
     "forward+right": (0.20, (3, 8)),
     "attack": (0.04, (1, 3)),
 }
+
+
+def start(name: str) -> tuple[VideoArray, list[str]]:
+    """A start view: four frames and the three actions between them."""
+    from safetensors.numpy import load
+
+    if name not in STARTS:
+        raise ValueError(f"there is no start view {name!r}; known: {', '.join(STARTS)}")
+    data = load((resources.files("diagonal") / "assets" / "starts" / "vizdoom.safetensors").read_bytes())
+    return data[f"{name}.frames"], [ACTIONS[index] for index in data[f"{name}.actions"]]
 
 
 def parse(text: str) -> list[str]:

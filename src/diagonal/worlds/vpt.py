@@ -89,6 +89,13 @@ class Action:
 
 
 NOOP = Action()
+STARTS: tuple[str, ...] = ()
+SCRIPT = "forward*4,forward+jump*2,yaw=15*2"
+
+
+def start(name: str) -> tuple[VideoArray, list[Action]]:
+    """Minecraft's frames are not ours to ship: there is no start view."""
+    raise ValueError(f"there is no start view {name!r}: Minecraft needs a --prompt of your own")
 
 
 def tokens(actions: Sequence[Action], first_id: int) -> list[list[int]]:
