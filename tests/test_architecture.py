@@ -187,4 +187,5 @@ for name in ("diffusers", "av", "PIL", "typer", "rich", "huggingface_hub", "tran
     sys.modules[name] = None
 import diagonal.engine.decode, diagonal.models.mcar, diagonal.pipeline, diagonal.weights, diagonal.worlds.vpt
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -153,6 +153,7 @@ def test_the_published_tokenizer_keys_load_strictly() -> None:
             for key, (shape, _) in manifest.items()
         }
         weights.load(module, state, "mcar/vq")
+        assert sum(parameter.numel() for parameter in module.parameters()) == sum(v.numel() for v in state.values())
 
 
 def test_the_tokenizers_config_is_the_assumed_one() -> None:

@@ -29,7 +29,7 @@ def recipe() -> Recipe:
             mixture=(("diagonal:k=1", 1.0),),
             lr=1e-3,
             muon_lr=0.007,
-            corruption=0.06,
+            corruption=0.03,
         ),
         diagonal=WorldRecipe(
             RunConfig(steps=9000, seed=4, decay_from=0.2, save_every=1500),
@@ -37,7 +37,7 @@ def recipe() -> Recipe:
             mixture=(("diagonal:k=1", 0.55), ("diagonal:k=2", 0.15), ("raster", 0.3)),
             lr=2e-3,
             muon_lr=0.014,
-            corruption=0.06,
+            corruption=0.03,
         ),
         judge=JudgeRecipe(RunConfig(steps=2500, seed=5, warmup=100), batch=256),
         held_out_episode=220,
