@@ -80,6 +80,24 @@ class Entries:
     def __len__(self) -> int:
         return len(self.position)
 
+    def padded(self, multiple: int) -> Entries:
+        """The same entries, then idle ones up to a multiple of some number: fed after all others, so none sees them.
+
+        Kernels that work in blocks want it: FlexAttention is 2.4 times as fast on whole blocks (docs/log.md).
+        """
+        idle = -len(self) % multiple
+
+        def append(values: IntArray, value: int) -> IntArray:
+            return np.concatenate([values, np.full(idle, value, dtype=values.dtype)])
+
+        return Entries(
+            read=append(self.read, 0),
+            position=append(self.position, int(self.position.max())),
+            write=append(self.write, NONE),
+            fed=append(self.fed, int(self.fed.max()) + 1),
+            until=append(self.until, NEVER),
+        )
+
     def visible(self) -> BoolArray:
         """Dense mask, (queries, keys): position[k] <= position[q] and fed[k] <= fed[q] < until[k]."""
         before = self.position[None, :] <= self.position[:, None]

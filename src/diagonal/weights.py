@@ -38,7 +38,7 @@ def read(source: str | Path) -> State:
         if twice:
             raise ValueError(f"{path} repeats keys of another shard: {some(sorted(twice))}")
         state |= part
-    return state
+    return restore(state)
 
 
 def locate(source: str | Path) -> Path:
@@ -155,7 +155,7 @@ def restore(state: State) -> State:
 
 def _read_safetensors(path: Path) -> State:
     try:
-        return restore(load_file(path))
+        return load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path} is not a valid safetensors file: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal import Grid, Layout, Order, Plan, StandIn, make_plan
+from diagonal import Grid, Layout, Order, Plan, StandIn, make_plan, weights
 from diagonal.engine.attention import Causal, Dense, Flex, dense_mask
 from diagonal.engine.decode import decode
+from diagonal.names import find
+from diagonal.recipes import WorldRecipe
 from diagonal.schedules.decoding import parse
-from diagonal.training import world
+from diagonal.training import stages, world
 from diagonal.training.data import TokenData
 from diagonal.training.run import RunConfig, fit
 from diagonal.training.world import Lesson, WorldTask, held_out_windows, lesson, mean_nats, nats
@@ -344,3 +347,19 @@ def test_prefix_tokens_are_part_of_every_sequence(monkeypatch: pytest.MonkeyPatc
 def test_all_tiny_models_are_tried() -> None:
     assert len(TINY) >= 2
     assert len(list(itertools.product(TINY, ORDERS))) >= 16
+
+
+def test_training_goes_on_from_shrunk_weights_in_float32(tmp_path: Path) -> None:
+    """Shipped weights are int8 and float16; an optimizer in float16 would soon give no numbers."""
+    from safetensors.torch import save_file
+
+    config = find("models", "doom/tiny").config
+    model: Any = build(config)
+    state = {f"transformer.{key}": value for key, value in model.state_dict().items()}
+    (tmp_path / "start").mkdir()
+    save_file(weights.shrink(state), tmp_path / "start" / stages.MODEL)
+    data = _data(config)
+    recipe = WorldRecipe(RunConfig(steps=3, log_every=1, warmup=0), batch=1, mixture=(("diagonal:k=1", 1.0),))
+    lines = list(stages.train_world(recipe, "doom/tiny", (data, data), tmp_path / "run", start=tmp_path / "start"))
+    assert all(np.isfinite(line["loss"]) for line in lines)
+    assert {value.dtype for value in weights.read(tmp_path / "run" / stages.MODEL).values()} == {torch.float32}

@@ -118,6 +118,17 @@ def test_the_mask_shows_exactly_what_a_cache_would_hold(made: tuple[Plan, Order]
     np.testing.assert_array_equal(plan.entries.visible(), seen)
 
 
+@given(plans(), st.integers(1, 9))
+def test_padding_adds_idle_entries_that_nobody_sees(made: tuple[Plan, Order], multiple: int) -> None:
+    entries = made[0].entries
+    padded = entries.padded(multiple)
+    size, whole = len(entries), padded.visible()
+    assert len(padded) % multiple == 0 and len(padded) - size < multiple
+    np.testing.assert_array_equal(whole[:size, :size], entries.visible())
+    assert not whole[:size, size:].any() and whole.any(axis=1).all()
+    assert (padded.write[size:] == NONE).all() and (padded.position < made[0].layout.length).all()
+
+
 @given(plans())
 def test_first_fed_tells_which_slots_hold_anything(made: tuple[Plan, Order]) -> None:
     plan, _ = made

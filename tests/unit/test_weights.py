@@ -104,6 +104,14 @@ def test_a_folder_of_shards_is_one_checkpoint(tmp_path, published):
     assert_same(weights.read(tmp_path), published)
 
 
+def test_a_shrunk_checkpoint_may_be_cut_anywhere(tmp_path):
+    state = {"a": torch.randn(4, 6), "b": torch.randn(3, 2)}
+    small = weights.shrink(state)
+    for number, (name, value) in enumerate(small.items()):
+        save_file({name: value}, tmp_path / f"part-{number}.safetensors")
+    assert_same(weights.read(tmp_path), weights.restore(small))
+
+
 def test_shards_that_repeat_keys_are_refused_with_the_keys(tmp_path, published):
     save_file(published, tmp_path / "a.safetensors")
     save_file({"model.embed.weight": torch.zeros(1), "other": torch.zeros(1)}, tmp_path / "b.safetensors")

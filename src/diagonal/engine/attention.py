@@ -17,6 +17,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from diagonal.plan import Entries
 
+BLOCK = 128  # inputs that FlexAttention takes at a time
+
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 

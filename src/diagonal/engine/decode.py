@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from diagonal.engine.attention import bias
 from diagonal.engine.cache import CacheStep, KVCache
@@ -21,6 +22,8 @@ from diagonal.grid import Grid, Layout
 from diagonal.plan import NONE, Order, Plan, make_plan
 
 NARROW = 256  # a step of at most so many inputs has its mask prepared for all layers; a prompt's would be too large
+# cuDNN makes a plan for every new number of keys, which costs more than the step: 65 ms (docs/log.md).
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ def decode(
     """Fill in the unknown cells of `tokens_BL` step by step; the known ones must be there already."""
     grid = plan.layout.grid
     for step, done in zip(_steps(plan, cache), _finished(plan), strict=True):
-        with torch.inference_mode():
+        with torch.inference_mode(), sdpa_kernel(KERNELS):
             logits_BSV = model(tokens_BL[:, step.read], step.memory.slots_S, step.memory, step.keep)
             tokens_BL[:, step.write] = sampler(logits_BSV, step.write)
         on_step()

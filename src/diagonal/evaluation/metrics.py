@@ -19,7 +19,7 @@ FloatArray = npt.NDArray[np.float64]
 
 def psnr(made: Tensor, true: Tensor) -> Tensor:
     """Decibels of each frame of (..., C, H, W) uint8."""
-    error = (made.float() - true.float()).square().flatten(-3).mean(-1)
+    error = made.float().sub_(true).square_().flatten(-3).mean(-1)
     return 10 * (255**2 / error.clamp(min=1e-6)).log10()
 
 
@@ -32,12 +32,16 @@ def sharpness(video: Tensor) -> Tensor:
 
 def colour_jump(video_BTCHW: Tensor, bins: int = 6) -> Tensor:
     """Distance (0 to 1) between the colour histograms of consecutive frames, (B, T-1)."""
-    batch, frames, _, height, width = video_BTCHW.shape
-    cells = (video_BTCHW.long() * bins) // 256
-    code = (cells[:, :, 0] * bins + cells[:, :, 1]) * bins + cells[:, :, 2]
-    histogram = torch.zeros(batch, frames, bins**3, device=video_BTCHW.device)
-    histogram.scatter_add_(2, code.flatten(2), torch.ones_like(code.flatten(2), dtype=histogram.dtype))
-    return histogram.diff(dim=1).abs().sum(-1) / (2 * height * width)
+    return torch.stack([_colour_jump(video_TCHW, bins) for video_TCHW in video_BTCHW])
+
+
+def _colour_jump(video_TCHW: Tensor, bins: int) -> Tensor:
+    frames, _, height, width = video_TCHW.shape
+    cells = (video_TCHW.long() * bins) // 256
+    code = ((cells[:, 0] * bins + cells[:, 1]) * bins + cells[:, 2]).flatten(1)
+    histogram = torch.zeros(frames, bins**3, device=code.device)
+    histogram.scatter_add_(1, code, torch.ones_like(code, dtype=histogram.dtype))
+    return histogram.diff(dim=0).abs().sum(-1) / (2 * height * width)
 
 
 def frechet(first: Tensor, second: Tensor) -> float:

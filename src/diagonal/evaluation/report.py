@@ -90,7 +90,12 @@ def content(rows: Sequence[Row], extra: dict[str, Any]) -> dict[str, Any]:
 def save(rows: Sequence[Row], path: str | Path, extra: dict[str, Any]) -> None:
     """All numbers as JSON, written atomically."""
     with atomic(path) as temporary:
-        temporary.write_text(json.dumps(content(rows, extra), indent=1) + "\n")
+        temporary.write_text(as_json(content(rows, extra)))
+
+
+def as_json(numbers: dict[str, Any]) -> str:
+    """Numbers as the text of a file."""
+    return json.dumps(numbers, indent=1) + "\n"
 
 
 def sheet(rows: Sequence[Row], clips: Clips, clip: int, every: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -159,8 +159,9 @@ def stability(clips: Clips, videos: Tensor) -> dict[str, Any]:
     A switch is a jump of colours between two frames larger than any that the true frames show for the same action;
     a collapse is ten frames in a row less sharp than any true frame.
     """
-    real, made = metrics.colour_jump(clips.frames), metrics.colour_jump(videos)
-    given = clips.actions[:, clips.context :]
+    last = clips.frames[:, clips.context - 1 : clips.context]
+    real, made = metrics.colour_jump(clips.frames), metrics.colour_jump(torch.cat([last, videos], dim=1))
+    given = clips.actions[:, clips.context - 1 :]
     limit = torch.zeros(len(vizdoom.ACTIONS), device=real.device)
     limit.scatter_reduce_(0, clips.actions.to(real.device).flatten(), real.flatten(), "amax")
     switched = (made > limit[given.to(made.device)]).any(-1)
@@ -173,6 +174,17 @@ def stability(clips: Clips, videos: Tensor) -> dict[str, Any]:
         "without_collapse": float((~collapsed).float().mean()),
         "sound": bootstrap(sound.double().cpu().numpy()[:, None]),
     }
+
+
+def frames_until_lost(clips: Clips, videos: Tensor, weights: Mapping[str, Tensor]) -> list[int]:
+    """For each clip, how many generated frames (N, T, C, H, W) still show the place where the player really is.
+
+    A rollout is lost from the first frame that is as far (LPIPS) from the true one as the nearest twentieth of
+    unrelated views are: true frames of different clips.
+    """
+    unrelated = _lpips(clips.true[:, None], clips.true.roll(1, dims=0)[:, None], weights)
+    lost = _lpips(videos[:, None], clips.true[:, None], weights)[:, 0] > np.quantile(unrelated, 0.05)
+    return [int(row.argmax()) if row.any() else len(row) for row in lost]
 
 
 def sheet(clips: Clips, rows: Mapping[str, Tensor], clip: int, every: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

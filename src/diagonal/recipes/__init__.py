@@ -37,6 +37,7 @@ class WorldRecipe:
     muon_lr: float | None = 0.02
     weight_decay: float = 0.01
     corruption: float = 0.0
+    held_out_sequences: int = 128  # scored along the way
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ bytes a frame are 75 kB for a minute of Doom.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,15 @@ def read(folder: str | Path, size: tuple[int, int]) -> Iterator[Part]:
         frames, taken = vpt.read_clip(path)
         frames = frames if frames.shape[1:3] == size else resize(frames, *size)
         yield _part(frames, vpt.tokens(taken, 0), np.full(len(frames), number))
+
+
+def ahead(parts: Iterator[Part]) -> Iterator[Part]:
+    """The same parts, the next one being read while this one is used."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, parts, None)
+        while (part := coming.result()) is not None:
+            coming = pool.submit(next, parts, None)
+            yield part
 
 
 def _shard(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from diagonal.files import atomic
 from diagonal.names import find
 from diagonal.plan import Order
 from diagonal.recipes import JudgeRecipe, Recipe, TokenizerRecipe, WorldRecipe
-from diagonal.training.data import Part, TokenData, frames, join, read, tokenize
+from diagonal.training.data import Part, TokenData, ahead, frames, join, read, tokenize
 from diagonal.training.judge import JudgeTask
 from diagonal.training.run import fit
 from diagonal.training.tokenizer import TokenizerTask
@@ -75,7 +75,8 @@ def load_tokenizer(name: str, folder: Path, device: torch.device | str) -> Any:
         raise FileNotFoundError(f"{folder} holds no trained tokenizer ({MODEL})")
     module = find("tokenizers", name).build()
     weights.load(module, weights.read(folder / MODEL), name)
-    return module.to(device).eval().requires_grad_(False)
+    # Frames lie in memory pixel by pixel; convolutions on a GPU want their weights so too.
+    return module.to(device, torch.float32, memory_format=torch.channels_last).eval().requires_grad_(False)
 
 
 def train_world(
@@ -87,7 +88,8 @@ def train_world(
     variant: Variant = find("models", model)
     module = build(variant.config, recipe.run.seed, device)
     if start is not None:
-        weights.load(module, {key: value.to(device) for key, value in weights.read(start / MODEL).items()}, model)
+        weights.load(module, weights.read(start), model)
+        module.to(device, torch.float32)  # shipped weights are smaller; masters must not be
     task = WorldTask(
         module,
         train,
@@ -99,6 +101,7 @@ def train_world(
         muon_lr=recipe.muon_lr,
         weight_decay=recipe.weight_decay,
         corruption=recipe.corruption,
+        held_out_sequences=recipe.held_out_sequences,
     )
     _claim(folder, recipe)
     yield from fit(task, recipe.run, folder)
@@ -133,8 +136,8 @@ def tokens(recipe: Recipe, folder: Path, recording: Path, device: torch.device |
     """A recording through the tokenizer that stands in `folder`, file by file."""
     variant: Variant = find("models", recipe.model)
     tokenizer = load_tokenizer(variant.tokenizer, folder, device)
-    parts = [tokenize(part, tokenizer, variant.config.codebook) for part in read(recording, frame_size(recipe))]
-    return join(parts)
+    read_parts = ahead(read(recording, frame_size(recipe)))
+    return join([tokenize(part, tokenizer, variant.config.codebook) for part in read_parts])
 
 
 def held_out_shards(recipe: Recipe, folder: Path) -> list[vizdoom.Shard]:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diagonal.engine.attention import Causal, Dense, dense_mask, flex
+from diagonal.engine.attention import BLOCK, Causal, Dense, dense_mask, flex
 from diagonal.engine.protocols import Memory
 from diagonal.grid import Grid, Layout
 from diagonal.plan import NONE, Order, Plan, make_plan
@@ -40,13 +40,15 @@ class Lesson:
 def lesson(plan: Plan, device: torch.device, use_flex: bool) -> Lesson:
     """Upload a plan's entries; raster needs no mask of its own."""
     entries = plan.entries
-    keep = np.flatnonzero(entries.write != NONE)
-    plain = len(entries) == 0 or bool((entries.read == entries.position).all() and (np.diff(entries.fed) >= 0).all())
     memory: Memory
-    if plain and (entries.visible() == np.tri(len(entries), dtype=bool)).all():
+    if (entries.visible() == np.tri(len(entries), dtype=bool)).all():
         memory = Causal()
+    elif use_flex:
+        entries = entries.padded(BLOCK)
+        memory = flex(entries, device)
     else:
-        memory = flex(entries, device) if use_flex else Dense(dense_mask(entries, device))
+        memory = Dense(dense_mask(entries, device))
+    keep = np.flatnonzero(entries.write != NONE)
 
     def tensor(values: Any) -> Tensor:
         return torch.from_numpy(values).to(device)
@@ -88,7 +90,7 @@ class WorldTask:
     muon_lr: float | None = 0.02  # of Muon, for the matrices of the blocks; None: AdamW for all
     weight_decay: float = 0.01
     corruption: float = 0.0  # most of the read cells that are replaced by random ones
-    held_out_sequences: int = 128
+    held_out_sequences: int = 128  # that evaluate() scores
     use_flex: bool | None = None  # None: on CUDA
     optimizers: list[torch.optim.Optimizer] = field(init=False)
 
