@@ -29,10 +29,11 @@ ALLOWED = {
     "engine": {"grid", "plan", "engine"},
     # models.doom is another config of models.mcar, with no modules of its own.
     "models": {"engine.protocols", "engine.cache", "models.layers", "models.mcar"},
-    "tokenizers": {"engine.protocols", "engine.cache"},
+    "tokenizers": {"engine.protocols", "engine.cache", "tokenizers.radix"},
     "video": {"files"},
     "worlds": {"video", "files"},
-    "weights": {"files", "engine.protocols"},
+    "torchscript": set(),
+    "weights": {"files", "engine.protocols", "torchscript"},
     "draw": {"files", "grid", "plan", "video"},
     "pipeline": {"engine", "grid", "names", "plan", "schedules", "video", "weights"},
     "lpips": set(),

@@ -1,7 +1,8 @@
 """Reads checkpoints and fills models with them, strictly, without ever running code from a file.
 
 Accepted: safetensors (a file, or a folder with one or several shards), PyTorch `.ckpt/.bin/.pt/.pth` through
-`torch.load(weights_only=True)`, and hub ids through huggingface_hub (its cache and offline mode apply).
+`torch.load(weights_only=True)`, TorchScript `.jit` through `diagonal.torchscript`, and hub ids through huggingface_hub
+(its cache and offline mode apply).
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast
 
@@ -18,11 +19,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from diagonal import torchscript
 from diagonal.engine.protocols import WeightMap
 from diagonal.files import atomic
 
 PICKLED = (".ckpt", ".bin", ".pt", ".pth")
-READABLE = (".safetensors", *PICKLED)
+SCRIPTED = ".jit"
+READABLE = (".safetensors", *PICKLED, SCRIPTED)
+HALVES = {f"encoder{SCRIPTED}", f"decoder{SCRIPTED}"}  # of a tokenizer; a third file beside them holds both again
 
 SCALE = ".scale"
 
@@ -33,7 +37,7 @@ def read(source: str | Path) -> State:
     """All tensors of a checkpoint: a file, a folder of shards, or a hub id such as 'org/name'."""
     state: State = {}
     for path in _files(locate(source)):
-        part = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickled(path)
+        part = _read_file(path)
         twice = state.keys() & part.keys()
         if twice:
             raise ValueError(f"{path} repeats keys of another shard: {some(sorted(twice))}")
@@ -64,6 +68,7 @@ def load(module: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
     weight_map = cast(WeightMap, module.weight_map)
     strip = len(prefix(state, weight_map))
     found = {key[strip:]: value for key, value in state.items() if key.startswith(prefix(state, weight_map))}
+    found = {key: value for key, value in found.items() if not any(_form(one)(key) for one in weight_map.ignore)}
     wanted = {key: tuple(value.shape) for key, value in module.state_dict().items()}
     # Our own names or the published ones: whichever fits better.
     found = max(found, rename(found, weight_map.keys), key=lambda state: len(wanted.keys() & state.keys()))
@@ -89,13 +94,17 @@ def rename(state: Mapping[str, Tensor], keys: Mapping[str, tuple[str, ...]]) -> 
     """Apply a weight map's table; keys that it does not name stay as they are, to be reported."""
     left, renamed = dict(state), {}
     for ours, theirs in keys.items():
-        pattern = re.compile(re.escape(theirs[0]).replace(r"\{\}", "(.+)"))
-        for match in list(filter(None, map(pattern.fullmatch, left))):
+        for match in list(filter(None, map(_form(theirs[0]), left))):
             sources = [name.format(*match.groups()) for name in theirs]
             if all(name in left for name in sources):
                 parts = [left.pop(name) for name in sources]
                 renamed[ours.format(*match.groups())] = _join(parts, sources)
     return renamed | left
+
+
+def _form(text: str) -> Callable[[str], re.Match[str] | None]:
+    """Whether a whole key has the form of a weight map's entry, and what its '{}' stand for."""
+    return re.compile(re.escape(text).replace(r"\{\}", "(.+)")).fullmatch
 
 
 def _join(parts: list[Tensor], names: list[str]) -> Tensor:
@@ -123,8 +132,11 @@ def _files(path: Path) -> list[Path]:
         return [path]
     for suffix in READABLE:
         files = sorted(file for file in path.glob(f"*{suffix}") if not file.name.startswith("."))
+        halves = [file for file in files if file.name in HALVES]
         if len(files) == 1 or (files and suffix == ".safetensors"):
             return files
+        if len(halves) == len(HALVES):
+            return halves
         if files:
             raise ValueError(f"{path} holds {len(files)} {suffix} files; name the one to load")
     raise FileNotFoundError(f"{path} holds no checkpoint ({', '.join(READABLE)})")
@@ -153,6 +165,12 @@ def restore(state: State) -> State:
     }
 
 
+def _read_file(path: Path) -> State:
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    return torchscript.read(path) if path.suffix == SCRIPTED else _read_pickled(path)
+
+
 def _read_safetensors(path: Path) -> State:
     try:
         return load_file(path)
@@ -175,7 +193,10 @@ def _read_pickled(path: Path) -> State:
         raise ValueError(
             f"{path} was refused: it is damaged or no PyTorch file ({type(error).__name__}); code in it is never run"
         ) from error
-    state = content.get("state_dict", content) if isinstance(content, dict) else None
+    state = content
+    for wrapping in ("state_dict", "model"):  # trainers put the weights under either name
+        if isinstance(state, dict) and isinstance(state.get(wrapping), dict):
+            state = state[wrapping]
     if not isinstance(state, dict) or not state or not all(isinstance(v, Tensor) for v in state.values()):
         raise ValueError(f"{path} holds no state dict of tensors")
     return {str(key): value for key, value in state.items()}

@@ -26,7 +26,7 @@ def test_a_variant_says_all_that_its_surroundings_need(name: str) -> None:
     assert 1 <= config.reference_frames < config.frames
     with torch.device("meta"):
         model, tokenizer = config.build(), find("tokenizers", variant.tokenizer).build()
-    assert set(model.weight_map.prefixes) and tokenizer.patch >= 1
+    assert set(model.weight_map.prefixes) and tokenizer.patch >= 1 and tokenizer.stride >= 1
     assert not list(model.buffers())  # what is not a weight is computed, so that meta loading needs nothing else
 
 
@@ -56,14 +56,16 @@ def test_keep_computes_the_logits_of_the_kept_inputs_only(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in listing("tokenizers") if "tiny" in name])
 def test_a_tokenizer_maps_frames_to_its_grid_and_streams(name: str) -> None:
+    """The first token frame is one frame, each later one `stride`; decoded one by one they are the whole clip."""
     tokenizer: Any = build(find("tokenizers", name))
-    patch = tokenizer.patch
-    video = torch.randint(256, (2, 3, 3, 2 * patch, 3 * patch), dtype=torch.uint8)
+    patch, stride = tokenizer.patch, tokenizer.stride
+    video = torch.randint(256, (2, 1 + 2 * stride, 3, 2 * patch, 3 * patch), dtype=torch.uint8)
     tokens = tokenizer.encode(video)
     assert tokens.shape == (2, 3, 2, 3) and tokens.dtype == torch.int64
     whole = tokenizer.decode(tokens, {})
     assert whole.shape == video.shape and whole.dtype == torch.uint8
     state: dict[str, torch.Tensor] = {}
     frames = [tokenizer.decode(tokens[:, index : index + 1], state) for index in range(3)]
+    assert [part.shape[1] for part in frames] == [1, stride, stride]
     streamed = torch.cat(frames, dim=1)
     assert (streamed.int() - whole.int()).abs().max() <= 1

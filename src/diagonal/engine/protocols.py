@@ -52,6 +52,14 @@ class TokenModel(Protocol):
         ...
 
 
+class TextModel(TokenModel, Protocol):
+    """A model that a text can guide. Called as it is, it runs without one."""
+
+    def bind(self, text_BLC: Tensor) -> TokenModel:
+        """The model under a text, given as embeddings (B or 1, rows, C): what depends on it alone is computed here."""
+        ...
+
+
 class VideoTokenizer(Protocol):
     """Pixels to token ids and back. Videos are uint8, (B, T, C, height, width)."""
 
@@ -60,8 +68,13 @@ class VideoTokenizer(Protocol):
         """Pixels per token along each side of a frame."""
         ...
 
+    @property
+    def stride(self) -> int:
+        """Frames per token frame after the first, which holds one: n token frames are 1 + stride * (n - 1) frames."""
+        ...
+
     def encode(self, video_BTCHW: Tensor) -> Tensor:
-        """Token ids (B, frames, rows, cols)."""
+        """Token ids (B, token frames, rows, cols)."""
         ...
 
     def decode(self, tokens_BTHW: Tensor, state: MutableMapping[str, Tensor]) -> Tensor:
@@ -165,10 +178,12 @@ class TokenConfig(Protocol):
 @dataclass(frozen=True, slots=True)
 class WeightMap:
     """How a published checkpoint's keys become ours: the first prefix that occurs is stripped; then each of our
-    keys is the concatenation (along dimension 0) of the published ones. '{}' stands for any layer number."""
+    keys is the concatenation (along dimension 0) of the published ones. '{}' stands for any layer number. Keys of
+    the form `ignore` hold nothing that the model needs, such as tables that it computes, and are left out."""
 
     prefixes: tuple[str, ...] = ("",)
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ignore: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

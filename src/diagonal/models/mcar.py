@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.engine.protocols import CacheSpec, LayerMemory, Memory, Sampling, Variant, WeightMap
-from diagonal.models.layers import RMSNorm, rope_1d, rotate
+from diagonal.models.layers import RMSNorm, SwiGLU, rope_1d, rotate
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +68,6 @@ class Attention(nn.Module):
         return out
 
 
-class FeedForward(nn.Module):
-    """SwiGLU with gate and up in one matrix."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.gate_up = nn.Linear(config.width, 2 * config.mlp, bias=False)
-        self.down = nn.Linear(config.mlp, config.width, bias=False)
-
-    def forward(self, x_BSM: Tensor) -> Tensor:
-        gate, up = self.gate_up(x_BSM).chunk(2, dim=-1)
-        out: Tensor = self.down(F.silu(gate) * up)
-        return out
-
-
 class Block(nn.Module):
     """Pre-norm attention, then pre-norm feed-forward."""
 
@@ -91,7 +76,7 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(config.width, config.eps)
         self.attention = Attention(config)
         self.mlp_norm = RMSNorm(config.width, config.eps)
-        self.mlp = FeedForward(config)
+        self.mlp = SwiGLU(config.width, config.mlp)
 
     def forward(self, x_BSM: Tensor, rope: tuple[Tensor, Tensor], memory: LayerMemory) -> Tensor:
         h = x_BSM + self.attention(self.attention_norm(x_BSM), rope, memory)

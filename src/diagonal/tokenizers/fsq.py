@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.engine.protocols import WeightMap
+from diagonal.tokenizers.radix import digits, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,10 @@ class FSQTokenizer(nn.Module):
     def patch(self) -> int:
         return self.config.patch
 
+    @property
+    def stride(self) -> int:
+        return 1
+
     def encode(self, video_BTCHW: Tensor) -> Tensor:
         frames_NCHW = self.scale(video_BTCHW.flatten(0, 1))
         with torch.inference_mode():
@@ -123,16 +128,11 @@ class FSQTokenizer(nn.Module):
 
     def ids(self, levels_NCHW: Tensor) -> Tensor:
         """Mixed-radix number of the levels, the first channel the lowest digit."""
-        bases = [prod(self.config.levels[:index]) for index in range(len(self.config.levels))]
-        return (levels_NCHW * torch.tensor(bases, device=levels_NCHW.device)[:, None, None]).sum(1)
+        return number(levels_NCHW, self.config.levels)
 
     def codes(self, ids_NHW: Tensor) -> Tensor:
         """What the decoder takes: each channel in [-1, 1]."""
-        levels, rest = [], ids_NHW
-        for count in self.config.levels:
-            levels.append(rest % count)
-            rest = rest // count
-        return self._centre(torch.stack(levels, dim=1)).to(next(self.parameters()).dtype)
+        return self._centre(digits(ids_NHW, self.config.levels)).to(next(self.parameters()).dtype)
 
     def _bound(self, latents_NCHW: Tensor) -> Tensor:
         """Squash each channel to [0, L-1]."""

@@ -65,6 +65,10 @@ class VQTokenizer(nn.Module):
     def patch(self) -> int:
         return self.config.patch
 
+    @property
+    def stride(self) -> int:
+        return 1
+
     def encode(self, video_BTCHW: Tensor) -> Tensor:
         batch, frames = video_BTCHW.shape[:2]
         dtype = self.vq.quantize.embedding.weight.dtype

@@ -1,0 +1,342 @@
+"""Cosmos: NVIDIA's autoregressive world foundation models (2025), LLaMA-like decoders over a video's latent tokens.
+
+Positions are (frame, row, column): rotary embedding in three axes. The two text models (5B, 13B) also begin with a
+start token, add an absolute position before every layer, and attend to T5 embeddings of a text in every layer.
+
+Checkpoints: nvidia/Cosmos-Predict1-{4B,5B-Video2World,12B,13B-Video2World}; docs/cosmos.md says how to get them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diagonal.engine.protocols import CacheSpec, LayerMemory, Memory, Sampling, Variant, WeightMap
+from diagonal.models.layers import RMSNorm, SwiGLU, frequencies, rotate, turns
+
+LARGEST = (40, 64)  # rows and columns of the frames that the published models were trained on
+
+TextKV = tuple[tuple[Tensor, Tensor], ...]  # keys and values (B, K, L, D) of a text, one pair per layer
+
+
+@dataclass(frozen=True, slots=True)
+class Yarn:
+    """How rotary frequencies are stretched to grids beyond those of the first training stage (Peng et al., 2023)."""
+
+    scale: float = 2.0
+    fast: float = 4.0  # a frequency with so many turns over the axis is kept
+    slow: float = 1.0  # one with so few is divided by the scale; between them, a blend
+    frames: int = 3  # the axes of the first stage: frames, and rows for both sides of a frame
+    rows: int = 40
+
+    def stretch(self, freqs: Tensor, length: int) -> Tensor:
+        """Blend each frequency between itself and itself over the scale, by its turns over `length` places."""
+        blend = ((freqs * length / (2 * math.pi) - self.slow) / (self.fast - self.slow)).clamp(0, 1)
+        return freqs * ((1 - blend) / self.scale + blend)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Sizes of a Cosmos model. `frames` are latent ones: the first holds one picture, each later one eight."""
+
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    frames: int = 5
+    reference_frames: int = 2
+    rows: int = 40
+    cols: int = 64
+    codebook: int = 64000
+    theta: float = 500000.0
+    eps: float = 1e-5
+    yarn: Yarn | None = None
+    text: int = 0  # width of text embeddings; 0: no start token, no absolute positions and no text
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key/value heads evenly")
+        if not (1 <= self.rows <= LARGEST[0] and 1 <= self.cols <= LARGEST[1]):
+            raise ValueError(
+                f"frames of {self.rows}x{self.cols} tokens given; Cosmos knows positions of up to "
+                f"{LARGEST[0]} rows and {LARGEST[1]} columns: make the frames smaller"
+            )
+
+    @property
+    def suffix(self) -> int:
+        """No actions: frames follow each other directly."""
+        return 0
+
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """The text models' start token has the first id after the codebook."""
+        return (self.codebook,) if self.text else ()
+
+    @property
+    def vocab(self) -> int:
+        """Rows of the embedding: ids that may be fed, rounded up to a multiple of 64. The head has only image ids."""
+        return -(-(self.codebook + len(self.prefix_ids)) // 64) * 64
+
+    def valid_ids(self) -> list[tuple[int, int]]:
+        """Every image id, everywhere."""
+        return [(0, self.codebook)] * (self.rows * self.cols)
+
+    def places(self, slots_S: Tensor) -> tuple[Tensor, Tensor]:
+        """Frame, row and column of each slot, (3, S) in float32, and which slots are cells of a frame at all.
+
+        The start token's coordinates are zero.
+        """
+        cells_S = slots_S - len(self.prefix_ids)
+        inside_S = cells_S >= 0
+        side = cells_S % (self.rows * self.cols)
+        axes = [cells_S // (self.rows * self.cols), side // self.cols, side % self.cols]
+        return (torch.stack(axes) * inside_S).float(), inside_S
+
+    def build(self) -> Cosmos:
+        return Cosmos(self)
+
+
+def split(width: int) -> tuple[int, int, int]:
+    """Channels for frame, row and column: a third each for the sides, an even number, and the rest for time."""
+    side = width // 6 * 2
+    return width - 2 * side, side, side
+
+
+def rope_3d(places_3S: Tensor, config: Config) -> tuple[Tensor, Tensor]:
+    """cos and sin (S, D) of the angles coordinate * theta^(-2i/d), the three axes one after the other."""
+    angles = []
+    for axis, (place_S, width) in enumerate(zip(places_3S, split(config.head_dim), strict=True)):
+        freqs = frequencies(width, config.theta, place_S.device)
+        if config.yarn is not None:
+            freqs = config.yarn.stretch(freqs, config.yarn.rows if axis else config.yarn.frames)
+        angles.append(place_S[:, None] * freqs)
+    return turns(torch.cat(angles, dim=-1))
+
+
+def sines_3d(places_3S: Tensor, width: int) -> Tensor:
+    """Absolute positions (S, M): for each axis sin and cos of coordinate * 10000^(-2i/d)."""
+    parts = []
+    for place_S, part in zip(places_3S, split(width), strict=True):
+        angles = place_S[:, None] * frequencies(part, 10000.0, place_S.device)
+        parts += [angles.sin(), angles.cos()]
+    return torch.cat(parts, dim=-1)
+
+
+class Attention(nn.Module):
+    """Grouped-query self-attention with q, k and v in one matrix; queries and keys are normalised, then rotated."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.heads = (config.heads, config.kv_heads, config.kv_heads)
+        self.head_dim = config.head_dim
+        self.qkv = nn.Linear(config.width, sum(self.heads) * config.head_dim, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.eps)
+        self.k_norm = RMSNorm(config.head_dim, config.eps)
+        self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
+
+    def forward(self, x_BSM: Tensor, rope: tuple[Tensor, Tensor], memory: LayerMemory) -> Tensor:
+        heads = self.qkv(x_BSM).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        q, k, v = heads.split(self.heads, dim=1)
+        mixed = memory.attend(rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope), v)
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
+        return out
+
+
+class TextAttention(nn.Module):
+    """Attention from every input to all rows of a text, without positions. Keys and values are made once a text."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.q = nn.Linear(config.width, config.heads * config.head_dim, bias=False)
+        self.kv = nn.Linear(config.text, 2 * config.kv_heads * config.head_dim, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.eps)
+        self.k_norm = RMSNorm(config.head_dim, config.eps)
+        self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
+
+    def context(self, text_BLC: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, K, L, D). Rows of zeros, the padding of a text, have zero keys and values and count."""
+        k, v = self.kv(text_BLC).unflatten(-1, (-1, self.head_dim)).transpose(1, 2).chunk(2, dim=1)
+        return self.k_norm(k), v
+
+    def forward(self, x_BSM: Tensor, text: tuple[Tensor, Tensor]) -> Tensor:
+        q_BHSD = self.q_norm(self.q(x_BSM).unflatten(-1, (-1, self.head_dim)).transpose(1, 2))
+        k, v = (part.expand(len(x_BSM), -1, -1, -1) for part in text)  # one text may serve a whole batch
+        mixed = F.scaled_dot_product_attention(q_BHSD, k, v, enable_gqa=True)
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
+        return out
+
+
+class Block(nn.Module):
+    """Pre-norm self-attention, text attention where the model has text, and feed-forward."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.width, config.eps)
+        self.attention = Attention(config)
+        if config.text:
+            self.text_norm = RMSNorm(config.width, config.eps)
+            self.text_attention = TextAttention(config)
+        self.mlp_norm = RMSNorm(config.width, config.eps)
+        self.mlp = SwiGLU(config.width, config.mlp)
+
+    def forward(
+        self,
+        x_BSM: Tensor,
+        rope: tuple[Tensor, Tensor],
+        memory: LayerMemory,
+        text: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        h = x_BSM + self.attention(self.attention_norm(x_BSM), rope, memory)
+        if text is not None:
+            h = h + self.text_attention(self.text_norm(h), text)
+        out: Tensor = h + self.mlp(self.mlp_norm(h))
+        return out
+
+
+class Cosmos(nn.Module):
+    """The transformer. `slots_S` are sequence positions, in any order and number."""
+
+    weight_map = WeightMap(
+        prefixes=("transformer.", "model.", ""),
+        keys={
+            "embed.weight": ("tok_embeddings.weight",),
+            "blocks.{}.attention.qkv.weight": (
+                "layers.{}.attention.wq.weight",
+                "layers.{}.attention.wk.weight",
+                "layers.{}.attention.wv.weight",
+            ),
+            "blocks.{}.attention.out.weight": ("layers.{}.attention.wo.weight",),
+            "blocks.{}.attention.{}_norm.weight": ("layers.{}.attention.{}_norm.weight",),
+            "blocks.{}.attention_norm.weight": ("layers.{}.attention_norm.weight",),
+            "blocks.{}.text_attention.kv.weight": (
+                "layers.{}.cross_attention.wk.weight",
+                "layers.{}.cross_attention.wv.weight",
+            ),
+            "blocks.{}.text_attention.q.weight": ("layers.{}.cross_attention.wq.weight",),
+            "blocks.{}.text_attention.out.weight": ("layers.{}.cross_attention.wo.weight",),
+            "blocks.{}.text_attention.{}_norm.weight": ("layers.{}.cross_attention.{}_norm.weight",),
+            "blocks.{}.text_norm.weight": ("layers.{}.cross_attention_norm.weight",),
+            "blocks.{}.mlp_norm.weight": ("layers.{}.ffn_norm.weight",),
+            "blocks.{}.mlp.gate_up.weight": ("layers.{}.feed_forward.w1.weight", "layers.{}.feed_forward.w3.weight"),
+            "blocks.{}.mlp.down.weight": ("layers.{}.feed_forward.w2.weight",),
+            "head.weight": ("output.weight",),
+        },
+        ignore=("{}_extra_state",),
+    )
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = RMSNorm(config.width, config.eps)
+        self.head = nn.Linear(config.width, config.codebook, bias=False)
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        config = self.config
+        return CacheSpec(config.layers, config.kv_heads, config.head_dim, config.heads // config.kv_heads)
+
+    def forward(
+        self,
+        tokens_BS: Tensor,
+        slots_S: Tensor,
+        memory: Memory,
+        keep: Tensor | None = None,
+        text: TextKV | None = None,
+    ) -> Tensor:
+        """Logits. Without `text` (from `context`) the text layers add nothing, as with a text of zeros only."""
+        x_BSM = self.embed(tokens_BS)
+        places_3S, inside_S = self.config.places(slots_S)
+        rope = rope_3d(places_3S, self.config)
+        table_SM = None
+        if self.config.text:
+            # The published models always had this table in bfloat16; the start token has none.
+            table_SM = (sines_3d(places_3S, self.config.width) * inside_S[:, None]).bfloat16().to(x_BSM.dtype)
+        for index, block in enumerate(self.blocks):
+            if table_SM is not None:
+                x_BSM = x_BSM + table_SM
+            x_BSM = block(x_BSM, rope, memory.layer(index), None if text is None else text[index])
+        if keep is not None:
+            x_BSM = x_BSM[:, keep]
+        logits: Tensor = self.head(self.norm(x_BSM))
+        return logits
+
+    def context(self, text_BLC: Tensor) -> TextKV:
+        """What every layer needs of a text's embeddings, in the dtype of the weights."""
+        if not self.config.text:
+            raise ValueError("this model takes no text; the Cosmos models that do are 5b and 13b")
+        if text_BLC.ndim != 3 or text_BLC.shape[-1] != self.config.text:
+            raise ValueError(
+                f"text embeddings have shape {tuple(text_BLC.shape)}; (batch, rows, {self.config.text}) is needed"
+            )
+        text_BLC = text_BLC.to(self.embed.weight)
+        return tuple(layer.context(text_BLC) for layer in self.modules() if isinstance(layer, TextAttention))
+
+    def bind(self, text_BLC: Tensor) -> Guided:
+        """This model under a text, as the engine takes it."""
+        return Guided(self, self.context(text_BLC))
+
+
+@dataclass(frozen=True, slots=True)
+class Guided:
+    """A model with the keys and values of its text, computed once for all steps."""
+
+    model: Cosmos
+    text: TextKV
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        return self.model.cache_spec
+
+    def __call__(self, tokens_BS: Tensor, slots_S: Tensor, memory: Memory, keep: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.model(tokens_BS, slots_S, memory, keep, self.text)
+        return logits
+
+
+_4B = Config(width=4096, layers=16, heads=32, kv_heads=8, head_dim=128, mlp=14336)
+_12B = replace(_4B, width=5120, layers=40, yarn=Yarn())
+_T5 = 1024  # width of T5-11B's embeddings
+_TINY = Config(width=64, layers=2, heads=4, kv_heads=2, head_dim=16, mlp=128, rows=4, cols=6, codebook=64)
+
+
+def _published(config: Config, name: str) -> Variant:
+    return Variant(
+        config,
+        tokenizer="cosmos/dv8x16x16",
+        actions="none",
+        fps=25,
+        sampling=Sampling(top_p=0.8),
+        licence="NVIDIA Open Model License",
+        source=f"nvidia/Cosmos-Predict1-{name} (gated)",
+    )
+
+
+def _random(config: Config) -> Variant:
+    return Variant(
+        config,
+        tokenizer="cosmos/tiny",
+        actions="none",
+        fps=25,
+        sampling=Sampling(top_p=0.8),
+        licence="Apache-2.0",
+        source="none: random, for tests",
+        random=True,
+    )
+
+
+VARIANTS = {
+    "4b": _published(_4B, "4B"),
+    "5b": _published(replace(_4B, text=_T5), "5B-Video2World"),
+    "12b": _published(_12B, "12B"),
+    "13b": _published(replace(_12B, text=_T5), "13B-Video2World"),
+    "tiny": _random(_TINY),
+    "tiny-text": _random(replace(_TINY, width=48, yarn=Yarn(), text=24)),
+}
