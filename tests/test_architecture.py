@@ -31,7 +31,7 @@ ALLOWED = {
     "models": {"engine.protocols", "engine.cache", "models.layers", "models.mcar"},
     "tokenizers": {"engine.protocols", "engine.cache"},
     "video": {"files"},
-    "worlds": {"video", "files"},
+    "worlds": {"video", "files", "worlds.script"},
     "weights": {"files", "engine.protocols"},
     "draw": {"files", "grid", "plan", "video"},
     "pipeline": {"engine", "grid", "names", "plan", "schedules", "video", "weights"},
