@@ -1,7 +1,8 @@
 """Reads checkpoints and fills models with them, strictly, without ever running code from a file.
 
 Accepted: safetensors (a file, or a folder with one or several shards), PyTorch `.ckpt/.bin/.pt/.pth` through
-`torch.load(weights_only=True)`, and hub ids through huggingface_hub (its cache and offline mode apply).
+`torch.load(weights_only=True)` (a Lightning `.ckpt` that this refuses, through `pickles`), and hub ids through
+huggingface_hub (its cache and offline mode apply).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from diagonal import pickles
 from diagonal.engine.protocols import WeightMap
 from diagonal.files import atomic
 
@@ -39,6 +41,16 @@ def read(source: str | Path) -> State:
             raise ValueError(f"{path} repeats keys of another shard: {some(sorted(twice))}")
         state |= part
     return state
+
+
+def settings(source: str | Path) -> dict[str, pickles.Scalar]:
+    """The hyper-parameters that a Lightning checkpoint keeps beside its tensors, by path; other files have none."""
+    files = _files(locate(source))
+    return pickles.read(files[0]).settings if _lightning(files[0]) else {}
+
+
+def _lightning(path: Path) -> bool:
+    return path.suffix == ".ckpt" and zipfile.is_zipfile(path)
 
 
 def locate(source: str | Path) -> Path:
@@ -64,6 +76,7 @@ def load(module: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
     weight_map = cast(WeightMap, module.weight_map)
     strip = len(prefix(state, weight_map))
     found = {key[strip:]: value for key, value in state.items() if key.startswith(prefix(state, weight_map))}
+    found = {key: found[key] for key in found if not any(re.fullmatch(one, key) for one in weight_map.ignore)}
     wanted = {key: tuple(value.shape) for key, value in module.state_dict().items()}
     # Our own names or the published ones: whichever fits better.
     found = max(found, rename(found, weight_map.keys), key=lambda state: len(wanted.keys() & state.keys()))
@@ -166,6 +179,8 @@ def _read_pickled(path: Path) -> State:
         # Only the zip format can be mapped; files of PyTorch before 1.6 are read whole.
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
+        if _lightning(path):
+            return pickles.read(path).state
         raise ValueError(
             f"{path} was refused: it is damaged, or it holds code or objects besides tensors, which are never run"
         ) from error
