@@ -163,8 +163,8 @@ class WHAM(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.ln_f = _norm(config, affine=True)
         for embedding in (self.wte, self.wpe):
-            # As GPT-2 does: an embedding of unit variance that is also the head would make every token predict itself.
-            nn.init.normal_(embedding.weight, std=0.02)
+            # The head gives logits of unit variance; torch's default would make every token predict itself.
+            nn.init.normal_(embedding.weight, std=config.width**-0.5)
 
     @property
     def cache_spec(self) -> CacheSpec:
