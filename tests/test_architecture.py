@@ -187,6 +187,7 @@ import sys
 for name in ("diffusers", "av", "PIL", "typer", "rich", "huggingface_hub", "transformers"):
     sys.modules[name] = None
 import diagonal.engine.decode, diagonal.models.mcar, diagonal.pipeline, diagonal.weights, diagonal.worlds.vpt
+import diagonal.models.wham, diagonal.tokenizers.wham, diagonal.worlds.xbox
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
