@@ -293,15 +293,16 @@ def check_device(name: torch.device | str) -> torch.device:
 
 def _fill(world: World, state: checkpoint.State, separate: checkpoint.State | None) -> None:
     """Load the model and the tokenizer, and refuse what belongs to neither."""
-    tokenizer_state = state if separate is None else separate
-    if separate is None and not any(key.startswith("tokenizer.") for key in state):
+    own = checkpoint.prefix(state, world.model.weight_map)
+    rest = {key: value for key, value in state.items() if not key.startswith(own)}
+    tokenizers = checkpoint.prefix(rest, world.tokenizer.weight_map)
+    if separate is None and not tokenizers:
         raise ValueError(f"{world.weights} holds no tokenizer; give its file too (tokenizer=..., --tokenizer)")
-    used = (checkpoint.prefix(state, world.model.weight_map), "tokenizer.")
-    extra = sorted(key for key in state if not key.startswith(used))
+    extra = sorted(key for key in rest if not tokenizers or not key.startswith(tokenizers))
     if extra:
         raise ValueError(f"{world.weights} has keys that belong to no part of {world.name}: {checkpoint.some(extra)}")
     checkpoint.load(world.model, state, world.name)
-    checkpoint.load(world.tokenizer, tokenizer_state, world.variant.tokenizer)
+    checkpoint.load(world.tokenizer, rest if separate is None else separate, world.variant.tokenizer)
 
 
 def _per_sample(actions: Sequence[Any] | None, batch: int) -> list[Sequence[Any]] | None:

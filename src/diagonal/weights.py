@@ -1,8 +1,8 @@
 """Reads checkpoints and fills models with them, strictly, without ever running code from a file.
 
 Accepted: safetensors (a file, or a folder with one or several shards), PyTorch `.ckpt/.bin/.pt/.pth` through
-`torch.load(weights_only=True)`, TorchScript `.jit` through `diagonal.torchscript`, and hub ids through huggingface_hub
-(its cache and offline mode apply).
+`torch.load(weights_only=True)` (a Lightning `.ckpt` that this refuses, through `pickles`), TorchScript `.jit` through
+`torchscript`, and hub ids through huggingface_hub (its cache and offline mode apply).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from diagonal import torchscript
+from diagonal import pickles, torchscript
 from diagonal.engine.protocols import WeightMap
 from diagonal.files import atomic
 
@@ -43,6 +43,16 @@ def read(source: str | Path) -> State:
             raise ValueError(f"{path} repeats keys of another shard: {some(sorted(twice))}")
         state |= part
     return restore(state)
+
+
+def settings(source: str | Path) -> dict[str, pickles.Scalar]:
+    """The hyper-parameters that a Lightning checkpoint keeps beside its tensors, by path; other files have none."""
+    files = _files(locate(source))
+    return pickles.read(files[0]).settings if _lightning(files[0]) else {}
+
+
+def _lightning(path: Path) -> bool:
+    return path.suffix == ".ckpt" and zipfile.is_zipfile(path)
 
 
 def locate(source: str | Path) -> Path:
@@ -184,6 +194,8 @@ def _read_pickled(path: Path) -> State:
         # Only the zip format can be mapped; files of PyTorch before 1.6 are read whole.
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
+        if _lightning(path):
+            return pickles.read(path).state
         raise ValueError(
             f"{path} was refused: it is damaged, or it holds code or objects besides tensors, which are never run"
         ) from error

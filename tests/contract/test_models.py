@@ -54,14 +54,15 @@ def test_keep_computes_the_logits_of_the_kept_inputs_only(name: str) -> None:
     torch.testing.assert_close(model(tokens, torch.arange(9), mask, keep), every[:, keep], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in listing("tokenizers") if "tiny" in name])
-def test_a_tokenizer_maps_frames_to_its_grid_and_streams(name: str) -> None:
+@pytest.mark.parametrize("name", TINY)
+def test_a_tokenizer_maps_frames_to_its_models_grid_and_streams(name: str) -> None:
     """The first token frame is one frame, each later one `stride`; decoded one by one they are the whole clip."""
-    tokenizer: Any = build(find("tokenizers", name))
-    patch, stride = tokenizer.patch, tokenizer.stride
-    video = torch.randint(256, (2, 1 + 2 * stride, 3, 2 * patch, 3 * patch), dtype=torch.uint8)
+    variant = find("models", name)
+    tokenizer: Any = build(find("tokenizers", variant.tokenizer))
+    rows, cols, patch, stride = variant.config.rows, variant.config.cols, tokenizer.patch, tokenizer.stride
+    video = torch.randint(256, (2, 1 + 2 * stride, 3, rows * patch, cols * patch), dtype=torch.uint8)
     tokens = tokenizer.encode(video)
-    assert tokens.shape == (2, 3, 2, 3) and tokens.dtype == torch.int64
+    assert tokens.shape == (2, 3, rows, cols) and tokens.dtype == torch.int64
     whole = tokenizer.decode(tokens, {})
     assert whole.shape == video.shape and whole.dtype == torch.uint8
     state: dict[str, torch.Tensor] = {}

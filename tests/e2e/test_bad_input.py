@@ -129,7 +129,7 @@ def inputs(tmp_path_factory) -> Path:
     save_file(
         {name: value for name, value in state.items() if name.startswith("transformer.")}, folder / "model.safetensors"
     )
-    torch.save({"state_dict": state, "hook": Trap(folder / "sprung")}, folder / "evil.ckpt")
+    torch.save({"state_dict": state | {"hook": Trap(folder / "sprung")}}, folder / "evil.ckpt")
     (folder / "raw.ckpt").write_bytes(pickle.dumps(Trap(folder / "sprung")))
     return folder
 

@@ -80,9 +80,9 @@ def test_the_raster_plan_is_the_naive_token_loop(name: str) -> None:
     prompt = random_prompt(config, plan)
     planned, _ = run(model, plan, prompt)
     tokens = prompt.clone()
-    low, high = config.valid_ids()[0]
     for position in range(plan.layout.length - config.suffix):
         if tokens[0, position] == -1:
+            low, high = config.valid_ids()[position % plan.layout.unit]
             causal = Dense(torch.ones(position, position, dtype=torch.bool).tril())
             logits = model(tokens[:, :position], torch.arange(position), causal)
             tokens[0, position] = logits[0, -1, low:high].argmax() + low

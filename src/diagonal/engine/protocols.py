@@ -6,7 +6,7 @@ K key/value heads, D head width, M model width, T frames, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -183,7 +183,7 @@ class WeightMap:
 
     prefixes: tuple[str, ...] = ("",)
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    ignore: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()  # published keys that hold nothing of ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,3 +199,5 @@ class Variant:
     source: str
     random: bool = False  # no weights exist: loads with random ones unless told otherwise
     embedded: str = ""  # the folder of `assets` with the weights that the package ships
+    fit: Callable[[Any, Mapping[str, Tensor]], Any] | None = None  # adapts the config to a checkpoint
+    mark: str = ""  # text drawn into every written frame

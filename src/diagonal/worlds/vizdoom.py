@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -31,6 +30,7 @@ import numpy.typing as npt
 
 from diagonal.files import atomic
 from diagonal.video import VideoArray
+from diagonal.worlds.script import parse as parse_script
 
 ACTIONS = ("noop", "forward", "back", "left", "right", "forward+left", "forward+right", "attack")
 NOOP = "noop"
@@ -83,16 +83,14 @@ def start(name: str) -> tuple[VideoArray, list[str]]:
 
 def parse(text: str) -> list[str]:
     """Actions from the short form: 'forward*8, forward+left*3, noop'."""
-    actions: list[str] = []
-    for item in text.split(","):
-        held, star, times = (part.strip() for part in item.partition("*"))
-        name = "+".join(sorted(part.strip() for part in held.split("+")))
-        if name not in ACTIONS:
-            raise ValueError(f"unknown action {held!r}; known: {', '.join(ACTIONS)}")
-        if star and not re.fullmatch(r"[1-9]\d{0,6}", times):
-            raise ValueError(f"{item.strip()!r}: after '*' comes how often, a whole number from 1")
-        actions += [name] * (int(times) if star else 1)
-    return actions
+    return parse_script(text, _parse_held)
+
+
+def _parse_held(held: str) -> str:
+    name = "+".join(sorted(part.strip() for part in held.split("+")))
+    if name not in ACTIONS:
+        raise ValueError(f"unknown action {held!r}; known: {', '.join(ACTIONS)}")
+    return name
 
 
 def read(path: str | Path) -> list[str]:

@@ -17,9 +17,9 @@ from typing import Any
 
 from diagonal.video import VideoArray
 from diagonal.video import read as read_video
+from diagonal.worlds.script import parse as parse_script
 
 MAX_BYTES = 512 * 2**20  # of an action file; an hour of raw recording is about 50 MB
-MAX_ACTIONS = 1_000_000
 
 # In the order of their token ids.
 BUTTONS = (
@@ -127,16 +127,7 @@ def parse(text: str) -> list[Action]:
 
     A comma separates actions, '+' joins what is held together, '*n' repeats. pitch and yaw are degrees per frame.
     """
-    actions: list[Action] = []
-    for item in text.split(","):
-        held, star, times = item.strip().partition("*")
-        if star and not re.fullmatch(r"[1-9]\d{0,6}", times.strip()):
-            raise ValueError(f"{item.strip()!r}: after '*' comes how often, a whole number from 1")
-        count = int(times) if star else 1
-        if len(actions) + count > MAX_ACTIONS:
-            raise ValueError(f"more than {MAX_ACTIONS} actions given")
-        actions += [_parse_held(held)] * count
-    return actions
+    return parse_script(text, _parse_held)
 
 
 def _parse_held(held: str) -> Action:

@@ -1,0 +1,211 @@
+"""WHAM: Microsoft's World and Human Action Model (Kanervisto et al., 2025), a GPT-2-style decoder over frames of
+image tokens, each followed by the 16 tokens of a gamepad action.
+
+Positions are learned and absolute, counted from the start of the window, so a window that slides is prefilled anew.
+The checkpoints (microsoft/wham) exist in several forms, which `fit` tells apart by their keys. Layers have GPT-2's
+names, as they have in the checkpoints.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diagonal.engine.protocols import CacheSpec, LayerMemory, Memory, Sampling, Variant, WeightMap
+
+ACTION = (2,) * 12 + (11,) * 4  # values that each token of an action can take: 12 buttons, 4 stick axes
+HEADS = {1024: 16, 1792: 14, 2304: 18, 3072: 24}  # of the published sizes, by width: no shape tells
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Sizes of a WHAM. Defaults are those of the published 300x180 models."""
+
+    width: int
+    layers: int
+    heads: int
+    version: int = 1  # 2: the norms in the blocks have no parameters
+    bias: bool = True  # in linear layers and norms
+    codebook: int = 16384  # image ids come first; action ids follow
+    frames: int = 10
+    reference_frames: int = 9
+    rows: int = 18
+    cols: int = 30
+    prefix_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise ValueError(f"width={self.width} cannot be shared by {self.heads} heads evenly")
+        if self.version not in (1, 2):
+            raise ValueError(f"version={self.version} is not known; there are 1 and 2")
+
+    @property
+    def suffix(self) -> int:
+        return len(ACTION)
+
+    @property
+    def vocab(self) -> int:
+        return self.codebook + sum(ACTION)
+
+    @property
+    def window(self) -> int:
+        """Positions, one learned vector each."""
+        return len(self.prefix_ids) + self.frames * (self.rows * self.cols + self.suffix)
+
+    def valid_ids(self) -> list[tuple[int, int]]:
+        """Image ids, never id 0 in a frame's first cell (as the release samples); then each action token's own ids."""
+        cells = [(1, self.codebook), *[(0, self.codebook)] * (self.rows * self.cols - 1)]
+        ends = accumulate(ACTION, initial=self.codebook)
+        return [*cells, *pairwise(ends)]
+
+    def build(self) -> WHAM:
+        return WHAM(self)
+
+
+def fit(config: Config, state: Mapping[str, Tensor]) -> Config:
+    """The config of a checkpoint: version, biases and sizes as its keys and shapes say."""
+    start = re.compile(r"^(predictor\.gpt_model\.)?transformer\.(h\.|blocks\.)?")
+    shapes = {start.sub("", key): value.shape for key, value in state.items()}
+    if not shapes.keys() >= {"wte.weight", "wpe.weight"}:
+        return config  # no WHAM: loading it will say what is missing
+    (vocab, width), (positions, _) = shapes["wte.weight"], shapes["wpe.weight"]
+    unit = config.rows * config.cols + config.suffix
+    frames, odd = divmod(positions - len(config.prefix_ids), unit)
+    if odd or frames < 2:
+        raise ValueError(
+            f"the checkpoint has {positions} positions, not two or more whole frames of {config.rows}x{config.cols} "
+            f"image and {config.suffix} action tokens ({unit} each): a model of other pictures is not supported"
+        )
+    if width != config.width and width not in HEADS:
+        known = ", ".join(map(str, sorted({config.width, *HEADS})))
+        raise ValueError(f"the checkpoint has width {width}, whose number of heads is not known; known widths: {known}")
+    return replace(
+        config,
+        width=width,
+        layers=sum(re.fullmatch(r"\d+\.attn\.c_attn\.weight", key) is not None for key in shapes),
+        heads=config.heads if width == config.width else HEADS[width],
+        version=1 if "0.ln_1.weight" in shapes else 2,
+        bias="0.attn.c_attn.bias" in shapes,
+        codebook=vocab - sum(ACTION),
+        frames=frames,
+        reference_frames=frames - 1,  # the oldest frame alone makes room for a new one
+    )
+
+
+def _norm(config: Config, affine: bool) -> nn.LayerNorm:
+    return nn.LayerNorm(config.width, eps=1e-5, elementwise_affine=affine, bias=config.bias)
+
+
+class Attention(nn.Module):
+    """Self-attention with q, k and v in one matrix."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.c_attn = nn.Linear(config.width, 3 * config.width, bias=config.bias)
+        self.c_proj = nn.Linear(config.width, config.width, bias=config.bias)
+
+    def forward(self, x_BSM: Tensor, memory: LayerMemory) -> Tensor:
+        heads = self.c_attn(x_BSM).unflatten(-1, (3 * self.heads, -1)).transpose(1, 2)
+        mixed_BHSD = memory.attend(*heads.chunk(3, dim=1))
+        out: Tensor = self.c_proj(mixed_BHSD.transpose(1, 2).flatten(-2))
+        return out
+
+
+class FeedForward(nn.Module):
+    """Four times the width, with the tanh form of GELU."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(config.width, 4 * config.width, bias=config.bias)
+        self.c_proj = nn.Linear(4 * config.width, config.width, bias=config.bias)
+
+    def forward(self, x_BSM: Tensor) -> Tensor:
+        out: Tensor = self.c_proj(F.gelu(self.c_fc(x_BSM), approximate="tanh"))
+        return out
+
+
+class Block(nn.Module):
+    """Pre-norm attention, then pre-norm feed-forward."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.ln_1 = _norm(config, affine=config.version == 1)
+        self.attn = Attention(config)
+        self.ln_2 = _norm(config, affine=config.version == 1)
+        self.mlp = FeedForward(config)
+
+    def forward(self, x_BSM: Tensor, memory: LayerMemory) -> Tensor:
+        h = x_BSM + self.attn(self.ln_1(x_BSM), memory)
+        out: Tensor = h + self.mlp(self.ln_2(h))
+        return out
+
+
+class WHAM(nn.Module):
+    """The transformer. `slots_S` are sequence positions, in any order and number; the head is the embedding."""
+
+    weight_map = WeightMap(
+        prefixes=("predictor.gpt_model.", "transformer.", ""),
+        keys={"blocks.{}": ("transformer.h.{}",), "{}": ("transformer.{}",)},
+        ignore=("lm_head.weight",),  # the embedding once more
+    )
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.vocab, config.width)
+        self.wpe = nn.Embedding(config.window, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.ln_f = _norm(config, affine=True)
+        for embedding in (self.wte, self.wpe):
+            # The head gives logits of unit variance; torch's default would make every token predict itself.
+            nn.init.normal_(embedding.weight, std=config.width**-0.5)
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        config = self.config
+        return CacheSpec(config.layers, config.heads, config.width // config.heads, group=1)
+
+    def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: Memory, keep: Tensor | None = None) -> Tensor:
+        x_BSM = self.wte(tokens_BS) + self.wpe(slots_S)
+        for index, block in enumerate(self.blocks):
+            x_BSM = block(x_BSM, memory.layer(index))
+        if keep is not None:
+            x_BSM = x_BSM[:, keep]
+        return F.linear(self.ln_f(x_BSM), self.wte.weight)
+
+
+def _released(config: Config) -> Variant:
+    return Variant(
+        config,
+        tokenizer="wham/vit",
+        actions="xbox",
+        fps=10,
+        sampling=Sampling(temperature=0.9, keep_crossing=False),
+        licence="Microsoft Research License: non-commercial research only",
+        source="microsoft/wham",
+        fit=fit,
+        mark="generated by WHAM",
+    )
+
+
+VARIANTS = {
+    "200m": _released(Config(width=1024, layers=16, heads=16)),
+    "1.6b": _released(Config(width=2304, layers=24, heads=18)),
+    "tiny": Variant(
+        Config(width=64, layers=2, heads=4, codebook=256, frames=6, reference_frames=5, rows=9, cols=15),
+        tokenizer="wham/tiny",
+        actions="xbox",
+        fps=10,
+        sampling=Sampling(temperature=0.9, keep_crossing=False),
+        licence="Apache-2.0",
+        source="none: random, for tests and demonstrations",
+        random=True,
+        fit=fit,
+    ),
+}

@@ -1,0 +1,25 @@
+"""The short text form of actions that all worlds share: a comma separates them, '*n' repeats one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+MAX_ACTIONS = 1_000_000
+
+Action = TypeVar("Action")
+
+
+def parse(text: str, one: Callable[[str], Action]) -> list[Action]:
+    """The actions of 'forward*8, left', each made by `one` from what stands before the '*'."""
+    actions: list[Action] = []
+    for item in text.split(","):
+        held, star, times = (part.strip() for part in item.partition("*"))
+        if star and not re.fullmatch(r"[1-9]\d{0,6}", times):
+            raise ValueError(f"{item.strip()!r}: after '*' comes how often, a whole number from 1")
+        count = int(times) if star else 1
+        if len(actions) + count > MAX_ACTIONS:
+            raise ValueError(f"more than {MAX_ACTIONS} actions given")
+        actions += [one(held)] * count
+    return actions
