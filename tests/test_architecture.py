@@ -36,7 +36,8 @@ ALLOWED = {
     "torchscript": set(),
     "weights": {"files", "engine.protocols", "pickles", "torchscript"},
     "draw": {"files", "grid", "plan", "video"},
-    "pipeline": {"engine", "grid", "names", "plan", "schedules", "video", "weights"},
+    "stream": {"engine", "plan", "video"},
+    "pipeline": {"engine", "grid", "names", "plan", "schedules", "stream", "text", "video", "weights"},
     "lpips": set(),
     "evaluation": {
         "engine.protocols",

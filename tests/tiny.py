@@ -55,6 +55,8 @@ def random_prompt(config: Any, plan: Plan, batch: int = 1, seed: int = 0) -> Ten
     tokens = torch.randint(config.codebook, (batch, plan.layout.length), generator=generator)
     for frame in range(plan.known, plan.layout.grid.frames):
         tokens[:, plan.layout.frame(frame)] = -1
+    for frame in range(plan.acts, plan.layout.grid.frames - 1):
+        tokens[:, plan.layout.after(frame)] = -1
     return tokens
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from diagonal.engine.protocols import Sampling as Sampling
     from diagonal.grid import Grid as Grid
     from diagonal.grid import Layout as Layout
-    from diagonal.pipeline import Clip as Clip
+    from diagonal.pipeline import Free as Free
     from diagonal.pipeline import World as World
     from diagonal.pipeline import load as load
     from diagonal.plan import Order as Order
@@ -32,12 +32,14 @@ if TYPE_CHECKING:
     from diagonal.schedules.decoding.diagonal import Diagonal as Diagonal
     from diagonal.schedules.decoding.raster import Raster as Raster
     from diagonal.schedules.decoding.window import Window as Window
+    from diagonal.stream import Clip as Clip
 
 # Where each public name lives. Imported on first use, so that plans work without torch.
 _HOMES = {
     **dict.fromkeys(("Grid", "Layout"), "grid"),
     **dict.fromkeys(("Order", "Plan", "StandIn", "Step", "make_plan"), "plan"),
-    **dict.fromkeys(("Clip", "World", "load"), "pipeline"),
+    **dict.fromkeys(("Free", "World", "load"), "pipeline"),
+    "Clip": "stream",
     "Sampling": "engine.protocols",
     "Diagonal": "schedules.decoding.diagonal",
     "Raster": "schedules.decoding.raster",
@@ -46,6 +48,7 @@ _HOMES = {
 __all__ = [
     "Clip",
     "Diagonal",
+    "Free",
     "Grid",
     "Layout",
     "Order",

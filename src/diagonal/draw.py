@@ -99,6 +99,21 @@ def side_by_side(videos: Sequence[VideoArray], labels: Sequence[str]) -> VideoAr
     return result
 
 
+def stamp(frames: VideoArray, text: str) -> VideoArray:
+    """Frames (..., H, W, 3) with a line of text in the lower left corner, light on dark so that it can be read."""
+    from PIL import Image, ImageDraw
+
+    height, width = frames.shape[-3:-1]
+    font = _font(max(8, height // 24))
+    left, top, right, bottom = font.getbbox(text)
+    label = Image.new("RGB", (int(right - left) + 6, int(bottom - top) + 6), PAPER)
+    ImageDraw.Draw(label).text((3 - left, 3 - top), text, fill=INK, font=font)
+    pixels = np.asarray(label)[:height, :width]
+    marked = frames.copy()
+    marked[..., height - len(pixels) :, : pixels.shape[1], :] = pixels
+    return marked
+
+
 def test_card(height: int, width: int) -> VideoArray:
     """A picture to start from where there is no clip: sky, ground and a few blocks, (1, H, W, 3)."""
     rows, columns = np.mgrid[0:height, 0:width] / np.array([height, width]).reshape(2, 1, 1)

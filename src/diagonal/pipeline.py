@@ -9,8 +9,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,14 +20,14 @@ import torch
 from torch import Tensor
 
 from diagonal import weights as checkpoint
-from diagonal.engine.cache import KVCache
-from diagonal.engine.decode import Frame, Span, Video, plans, rollout, spans
+from diagonal.engine.decode import Video, plans, spans
 from diagonal.engine.protocols import ActionSpace, Sampling, Variant
 from diagonal.engine.sampler import Sampler
 from diagonal.grid import Grid, Layout
 from diagonal.names import find
-from diagonal.plan import Order, Plan
+from diagonal.plan import Order
 from diagonal.schedules.decoding import Schedule
+from diagonal.stream import Clip, Stream
 from diagonal.video import VideoArray
 
 RANDOM, EMBEDDED = "random", "embedded"
@@ -35,78 +36,22 @@ UNKNOWN = -1  # a cell that is not decoded yet
 
 
 @dataclass(frozen=True, slots=True)
-class VideoFrame:
-    """One generated frame: its index in the video (prompt included), pixels (H, W, 3) and token ids (rows, cols).
+class Free:
+    """Actions that the model chooses itself, after those `given`; for models that were trained to act (WHAM)."""
 
-    For a batch of prompts, pixels and tokens have a batch dimension in front.
-    """
-
-    index: int
-    pixels: VideoArray
-    tokens: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Clip:
-    """A generated clip: frames (T, H, W, 3), token ids (T, rows, cols), and how many model calls it took."""
-
-    frames: VideoArray
-    tokens: Tensor
-    steps: int
-
-
-@dataclass
-class Stream:
-    """A video while it is being made: iterate over it once. Made by `World.stream`."""
-
-    world: World
-    video: Video
-    known: int
-    windows: list[tuple[Span, Plan]]
-    sampler: Sampler
-    batched: bool
-    on_step: Callable[[], object] = field(default=lambda: None)  # called after every model call
-
-    @property
-    def frames(self) -> int:
-        """Frames that will be generated."""
-        return self.video.layout.grid.frames - self.known
-
-    @property
-    def steps(self) -> int:
-        """Model calls that will be made."""
-        return sum(len(plan.steps) for _, plan in self.windows)
-
-    def token_frames(self) -> Iterator[Frame]:
-        """Frames as token ids (B, rows, cols) on the model's device, not decoded to pixels."""
-        model, parameter = self.world.model, next(self.world.model.parameters())
-        length = max(plan.layout.length for _, plan in self.windows)
-        batch = len(self.video.units_BTU)
-        # On a CPU attention is quicker in float32, whatever the weights are.
-        dtype = torch.float32 if parameter.device.type == "cpu" else parameter.dtype
-        cache = KVCache(model.cache_spec, batch, length, parameter.device, dtype)
-        return rollout(model, self.video, self.windows, cache, self.sampler, lambda: self.on_step())
-
-    def __iter__(self) -> Iterator[VideoFrame]:
-        state: dict[str, Tensor] = {}
-        index = self.known
-        for frame in self.token_frames():
-            pixels_BTCHW = self.world.tokenizer.decode(frame.tokens[:, None], state)
-            for pixels_BCHW in pixels_BTCHW.unbind(1):
-                pixels, tokens = pixels_BCHW.permute(0, 2, 3, 1).cpu().numpy(), frame.tokens.cpu()
-                yield VideoFrame(index, *((pixels, tokens) if self.batched else (pixels[0], tokens[0])))
-                index += 1
+    given: Sequence[Any] | None = None
 
 
 class World:
     """A token world model that continues videos. Made by `load`."""
 
-    def __init__(self, name: str, variant: Variant, weights: str, device: torch.device | str) -> None:
+    def __init__(self, name: str, variant: Variant, tokenizer: Any, weights: str, device: torch.device | str) -> None:
         self.name, self.variant, self.weights = name, variant, weights
         # Modules have the protocols TokenModel and VideoTokenizer; torch's own typing cannot say so.
         with torch.device(device):
             self.model: Any = variant.config.build()
-            self.tokenizer: Any = find("tokenizers", variant.tokenizer).build()
+            self.tokenizer: Any = tokenizer.build()
+        self.runner: Any = self.model  # what the engine calls: the model, or the model under a text
         self.actions = cast(ActionSpace, importlib.import_module(f"diagonal.worlds.{variant.actions}"))
 
     @property
@@ -120,10 +65,43 @@ class World:
         config = self.variant.config
         return Layout(Grid(frames, config.rows, config.cols), len(config.prefix_ids), config.suffix)
 
+    def at(self, height: int, width: int) -> World:
+        """The same weights for frames of another size in pixels, where the model's positions allow it."""
+        patch = self.tokenizer.patch
+        if height % patch or width % patch or min(height, width) < patch:
+            raise ValueError(f"frames of {height}x{width} asked for; both sides must be multiples of {patch}")
+        config = replace(cast(Any, self.variant.config), rows=height // patch, cols=width // patch)
+        other = copy(self)
+        other.variant = replace(self.variant, config=config)
+        with torch.device("meta"):
+            other.model = other.runner = config.build()
+        try:
+            other.model.load_state_dict(self.model.state_dict(), assign=True)
+        except RuntimeError as error:
+            raise ValueError(f"{self.name} has learned positions of its own frames, {self.size}: no others") from error
+        other.model.eval().requires_grad_(False)
+        return other
+
+    def guided(self, text: str | Tensor) -> World:
+        """The same world under a text, or under its embeddings (rows, width), from which the model attends."""
+        if not self.variant.text:
+            raise ValueError(f"{self.name} takes no text")
+        device = next(self.model.parameters()).device
+        if isinstance(text, str):
+            from diagonal.text import ENCODERS, embed
+
+            rows: Tensor = embed([text], ENCODERS[self.variant.text], device=device)
+        else:
+            rows = text if text.ndim == 3 else text[None]
+        other = copy(self)
+        with torch.inference_mode():
+            other.runner = self.model.bind(rows.to(device))
+        return other
+
     def stream(
         self,
         prompt: VideoArray | Tensor,
-        actions: Sequence[Any] | None = None,
+        actions: Sequence[Any] | Free | None = None,
         *,
         frames: int | None = None,
         schedule: str | Schedule | Order = "diagonal:k=1",
@@ -133,35 +111,41 @@ class World:
         """Continue `prompt`: uint8 frames (T, H, W, 3), one picture (H, W, 3), or token ids (T, rows, cols).
 
         `actions` has one action per frame but the last: those between prompt frames first, then one that leads
-        to each new frame; None means doing nothing. `frames` defaults to what the actions lead to, or else to what
-        the model's window holds; longer videos slide past it, keeping the newest reference frames, and so does a
-        prompt that fills it. A batch of prompts has one more dimension in front; sample b then uses seed + b,
-        or the b-th of several seeds, and `actions` may be one list for all or one list for each.
+        to each new frame; None means doing nothing, and `Free` lets the model choose. `frames` defaults to what the
+        actions lead to, or else to what the model's window holds; longer videos slide past it, keeping the newest
+        reference frames, and so does a prompt that fills it. A batch of prompts has one more dimension in front;
+        sample b then uses seed + b, or the b-th of several seeds, and `actions` may be one list for all or one each.
         """
         config, order = self.variant.config, Order.of(schedule)
         known_BTHW, batched = self.encode(prompt)
         batch, known = known_BTHW.shape[:2]
-        lists = _per_sample(actions, batch)
-        frames = _new_frames(frames, known, None if lists is None else len(lists[0]), config.frames)
-        layout = self.layout(known + frames)
-        units = torch.full((batch, known + frames, layout.unit), UNKNOWN, device=known_BTHW.device)
+        free = isinstance(actions, Free)
+        lists = _per_sample(actions.given if isinstance(actions, Free) else actions, batch)
+        taken = None if lists is None or free else len(lists[0])
+        new = _new_frames(self._token_frames(frames), known, taken, config.frames)
+        layout = self.layout(known + new)
+        units = torch.full((batch, known + new, layout.unit), UNKNOWN, device=known_BTHW.device)
         units[:, :known, : layout.grid.frame_tokens] = known_BTHW.flatten(2)
-        units[:, :-1, layout.grid.frame_tokens :] = self._action_ids(lists, batch, known + frames - 1).to(units)
+        acts = self._given(lists, known, new) if free else known + new - 1
+        units[:, :acts, layout.grid.frame_tokens :] = self._action_ids(lists, batch, acts).to(units)
         prefix = torch.tensor(config.prefix_ids, dtype=units.dtype, device=units.device).expand(batch, -1)
-        windows = spans(frames, known, config.frames, config.reference_frames)
+        windows = spans(new, known, config.frames, config.reference_frames)
         sampler = Sampler(
             self.variant.sampling if sampling is None else sampling,
             torch.tensor(config.valid_ids(), device=units.device),
             layout.prefix,
             _generators(seed, batch, units.device),
         )
-        paired = list(zip(windows, plans(layout, windows, order), strict=True))
-        return Stream(self, Video(layout, prefix, units), known, paired, sampler, batched)
+        paired = list(zip(windows, plans(layout, windows, order, acts), strict=True))
+        # On a CPU attention is quicker in float32, whatever the weights are.
+        dtype = torch.float32 if units.device.type == "cpu" else next(self.model.parameters()).dtype
+        video = Video(layout, prefix, units)
+        return Stream(self.runner, self.tokenizer, video, known, paired, sampler, batched, dtype)
 
     def generate(
         self,
         prompt: VideoArray | Tensor,
-        actions: Sequence[Any] | None = None,
+        actions: Sequence[Any] | Free | None = None,
         *,
         frames: int | None = None,
         schedule: str | Schedule | Order = "diagonal:k=1",
@@ -173,7 +157,8 @@ class World:
         made = list(stream)
         axis = 1 if stream.batched else 0
         pixels = np.stack([frame.pixels for frame in made], axis=axis)
-        return Clip(pixels, torch.stack([frame.tokens for frame in made], dim=axis), stream.steps)
+        tokens = [frame.tokens for frame in made[:: self.tokenizer.stride]]
+        return Clip(pixels, torch.stack(tokens, dim=axis), stream.steps)
 
     def encode(self, prompt: VideoArray | Tensor) -> tuple[Tensor, bool]:
         """Token ids (B, frames, rows, cols) of a prompt, and whether it came as a batch."""
@@ -211,6 +196,26 @@ class World:
         checkpoint.save({"transformer": self.model, "tokenizer": self.tokenizer}, path, {"model": self.name})
         return path
 
+    def _token_frames(self, frames: int | None) -> int | None:
+        """New frames counted as the model does."""
+        stride = int(self.tokenizer.stride)
+        if frames is not None and frames % stride:
+            raise ValueError(f"{frames} new frames asked for; {self.name} makes {stride} at a time: {stride}, ...")
+        return None if frames is None else frames // stride
+
+    def _given(self, lists: list[Sequence[Any]] | None, known: int, new: int) -> int:
+        """How many actions are given where the model chooses the rest."""
+        config, cells = self.variant.config, self.layout(1).grid.frame_tokens
+        if not config.suffix or any(low < config.codebook for low, _ in config.valid_ids()[cells:]):
+            raise ValueError(f"{self.name} chooses no actions; give them")
+        given = known - 1 if lists is None else len(lists[0])
+        if not known - 1 <= given < known + new:
+            raise ValueError(
+                f"{given} actions given to begin with; {known} prompt frames have {known - 1} between them, and "
+                f"{new} new frames need at most {known + new - 1}"
+            )
+        return given
+
     def _action_ids(self, lists: list[Sequence[Any]] | None, batch: int, count: int) -> Tensor:
         """Ids (B, count, suffix) of the actions after each frame but the last."""
         config = self.variant.config
@@ -221,11 +226,8 @@ class World:
                     f"{len(given)} actions given for a video of {count + 1} frames, which needs {count}: one after "
                     "each frame but the last, prompt frames included"
                 )
-        ids = torch.tensor([self.actions.tokens(given, config.codebook) for given in lists])
-        assert ids.shape == (batch, count, config.suffix), (
-            f"{self.variant.actions} gives {ids.shape[-1]} ids per action"
-        )
-        return ids
+        ids = torch.tensor([self.actions.tokens(given, config.codebook) for given in lists], dtype=torch.long)
+        return ids.reshape(batch, count, config.suffix)
 
 
 def load(
@@ -252,13 +254,20 @@ def load(
             f"{name} needs weights: give a file, a folder or a hub id. Source: {variant.source}. "
             'weights="random" runs it untrained, for speed only'
         )
+    network = find("tokenizers", variant.tokenizer)
     if weights is None or str(weights) == RANDOM:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            world = World(name, variant, RANDOM, "cpu")
+            world = World(name, variant, network, RANDOM, "cpu")
     else:
-        world = World(name, variant, label, "meta")
-        _fill(world, checkpoint.read(weights), None if tokenizer is None else checkpoint.read(tokenizer))
+        state = checkpoint.read(weights)
+        separate = None if tokenizer is None else checkpoint.read(tokenizer)
+        if variant.fit is not None:
+            settings = checkpoint.settings(weights if tokenizer is None else tokenizer)
+            config, network = variant.fit(variant.config, network, (state, separate or state), settings)
+            variant = replace(variant, config=config)
+        world = World(name, variant, network, label, "meta")
+        _fill(world, state, separate)
     for module in (world.model, world.tokenizer):
         module.to(device=device, dtype=dtype).eval().requires_grad_(False)
     return world

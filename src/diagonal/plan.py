@@ -6,7 +6,8 @@ mask need from that, for every schedule alike:
 - a cell is predicted from its raster predecessor, fed at the predecessor's own position;
 - where the predecessor is not decoded yet (the start of a row), a *stand-in* token is fed in its place;
 - when the true token becomes known it is fed too and replaces the stand-in (*re-feeding*);
-- given tokens (prompt, actions) are fed in the step that starts the frame after them.
+- given tokens (prompt, actions) are fed in the step that starts the frame after them; actions that the model chooses
+  itself are decoded one by one between the frames.
 
 Every fed input is an entry. Which entries an input sees follows from three numbers of each (`Entries.visible`).
 No torch here: plans are plain numbers.
@@ -112,6 +113,7 @@ class Plan:
 
     layout: Layout
     known: int  # frames that are given, at the start
+    acts: int  # frames whose suffix is given; later ones are decoded
     times: IntArray  # the step of every decoded cell, (frames - known, rows, cols)
     entries: Entries
     steps: tuple[Step, ...]
@@ -150,8 +152,12 @@ class Plan:
         return first
 
 
-def make_plan(layout: Layout, order: str | Schedule | Order, known: int = 0) -> Plan:
-    """The plan that decodes all frames of `layout` after the first `known`, which are given."""
+def make_plan(layout: Layout, order: str | Schedule | Order, known: int = 0, acts: int | None = None) -> Plan:
+    """The plan that decodes all frames of `layout` after the first `known`, which are given.
+
+    `acts` is the number of frames whose suffix (action) is given; None: all. The suffix of later frames is decoded
+    token by token before the frame that follows it, so frames must not overlap in time.
+    """
     grid, order = layout.grid, Order.of(order)
     if not 0 <= known < grid.frames:
         raise ValueError(f"{known} of {grid.frames} frames are known; 0 to {grid.frames - 1} can be")
@@ -159,11 +165,34 @@ def make_plan(layout: Layout, order: str | Schedule | Order, known: int = 0) -> 
         raise ValueError("nothing comes before the first token; give a prefix of at least 1, or known frames")
     if order.stand_in is StandIn.PROMPT_FRAME and known == 0:
         raise ValueError("the stand-in prompt_frame needs a known frame; use previous_frame or above")
+    acts = grid.frames - 1 if acts is None or not layout.suffix else min(acts, grid.frames - 1)
+    if acts < max(0, known - 1):
+        raise ValueError(f"the suffix of {acts} frames is given; {known} known frames need that of {known - 1}")
     times = _ranks(order.schedule, Grid(grid.frames - known, grid.rows, grid.cols))
+    times = _make_room(times, layout.suffix, known - acts)
     decoded = np.full(layout.length, NONE, dtype=np.int64)
     decoded[layout.positions()[known:]] = times
+    for frame in range(acts, grid.frames - 1):
+        # The steps just before the next frame, one for each token.
+        decoded[layout.after(frame)] = times[frame + 1 - known].min() - np.arange(layout.suffix, 0, -1)
     entries = _entries(layout, known, decoded, order)
-    return Plan(layout, known, times, entries, _steps(entries, int(times.max()) + 1))
+    return Plan(layout, known, acts, times, entries, _steps(entries, int(times.max()) + 1))
+
+
+def _make_room(times: IntArray, suffix: int, before_first: int) -> IntArray:
+    """Times with `suffix` free steps before every frame whose action is decoded: the first has `before_first` (0 or 1)
+    of them, or fewer than none where the first frames' actions are given."""
+    frames = len(times)
+    groups = np.maximum(0, np.arange(frames) + before_first)
+    flat = times.reshape(frames, -1)
+    overlaps = flat[1:].min(axis=1, initial=NEVER) <= flat[:-1].max(axis=1, initial=NONE)
+    if (overlaps & (groups[1:] > 0)).any():
+        raise ValueError(
+            "frames overlap in this schedule, so every action must be known ahead; leave out d (diagonal:k=1), or give "
+            "the actions"
+        )
+    shifted: IntArray = times + suffix * groups[:, None, None]
+    return shifted
 
 
 def _ranks(schedule: Schedule, grid: Grid) -> IntArray:
@@ -177,9 +206,8 @@ def _ranks(schedule: Schedule, grid: Grid) -> IntArray:
 
 def _entries(layout: Layout, known: int, decoded: IntArray, order: Order) -> Entries:
     """All inputs: each true token in the step that first needs it, and the stand-ins."""
-    cells = layout.positions()[known:]
     last_step = decoded.max()
-    targets = cells.ravel()
+    targets = np.flatnonzero(decoded != NONE)
     late = targets[decoded[targets - 1] >= decoded[targets]]  # the predecessor is not there in time
     direct = np.setdiff1d(targets, late, assume_unique=True)
 
@@ -204,10 +232,12 @@ def _entries(layout: Layout, known: int, decoded: IntArray, order: Order) -> Ent
 
 
 def _given_fed(layout: Layout, known: int, decoded: IntArray) -> IntArray:
-    """When the prompt and the tokens after each frame are fed: as the frame that follows them starts."""
+    """When the prompt and the tokens given after each frame are fed: as the frame that follows them starts."""
     fed = np.full(layout.length, NEVER, dtype=np.int64)
-    fed[: layout.frame(known).start] = 0
+    fed[: layout.frame(known).start][decoded[: layout.frame(known).start] == NONE] = 0
     for frame in range(known, layout.grid.frames - 1):
+        if layout.suffix and decoded[layout.after(frame).start] != NONE:
+            continue
         start = decoded[layout.frame(frame + 1)].min()
         fed[layout.after(frame)] = start
         last = layout.frame(frame).stop - 1

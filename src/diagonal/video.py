@@ -171,6 +171,15 @@ def resize(frames: VideoArray, height: int, width: int) -> VideoArray:
     return np.stack([np.asarray(picture) for picture in pictures])
 
 
+def cover(frames: VideoArray, height: int, width: int) -> VideoArray:
+    """Every frame scaled, its aspect kept, until it covers the size; then the middle is cut out."""
+    old_height, old_width = frames.shape[-3:-1]
+    factor = max(height / old_height, width / old_width)
+    scaled = resize(frames, max(height, round(old_height * factor)), max(width, round(old_width * factor)))
+    top, left = (scaled.shape[1] - height) // 2, (scaled.shape[2] - width) // 2
+    return scaled[:, top : top + height, left : left + width]
+
+
 def _size(frame: VideoArray) -> str:
     return f"{frame.shape[0]}x{frame.shape[1]}"
 

@@ -12,7 +12,7 @@ import torch
 import diagonal
 from diagonal import Order, Raster, Sampling, World
 from diagonal.draw import test_card as picture
-from diagonal.pipeline import Stream
+from diagonal.stream import Stream
 from diagonal.worlds import vpt
 
 

@@ -31,14 +31,24 @@ def plans(draw: st.DrawFn) -> tuple[Plan, Order]:
     )
     stand_in = draw(st.sampled_from([StandIn.PREVIOUS_FRAME, StandIn.ABOVE, *[StandIn.PROMPT_FRAME] * (known > 0)]))
     order = Order(schedule, stand_in, draw(st.booleans()))
-    return make_plan(layout, order, known), order
+    # Actions that the model chooses itself need frames one after the other.
+    apart = isinstance(schedule, Raster | Window) or schedule.d in (None, whole)
+    acts = draw(st.integers(max(0, known - 1), grid.frames)) if apart else None
+    return make_plan(layout, order, known, acts), order
+
+
+def unknown(plan: Plan) -> IntArray:
+    """Positions that a plan decodes: the cells of new frames, and the actions that are not given."""
+    layout, grid = plan.layout, plan.layout.grid
+    actions = [np.arange(layout.length)[layout.after(frame)] for frame in range(plan.acts, grid.frames - 1)]
+    return np.sort(np.concatenate([layout.positions()[plan.known :].ravel(), *actions]))
 
 
 @given(plans())
 def test_every_unknown_cell_is_written_exactly_once(made: tuple[Plan, Order]) -> None:
     plan, _ = made
     written = np.concatenate([step.write[step.write != NONE] for step in plan.steps])
-    np.testing.assert_array_equal(np.sort(written), plan.layout.positions()[plan.known :].ravel())
+    np.testing.assert_array_equal(np.sort(written), unknown(plan))
     assert all(len(step.read) == len(step.slot) == len(step.write) > 0 for step in plan.steps)
     assert all((step.write != NONE).any() for step in plan.steps)
 
@@ -47,7 +57,7 @@ def test_every_unknown_cell_is_written_exactly_once(made: tuple[Plan, Order]) ->
 def test_every_read_exists_when_it_is_read(made: tuple[Plan, Order]) -> None:
     plan, _ = made
     exists = np.ones(plan.layout.length, dtype=bool)
-    exists[plan.layout.positions()[plan.known :]] = False
+    exists[unknown(plan)] = False
     for step in plan.steps:
         assert exists[step.read].all()
         exists[step.write[step.write != NONE]] = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -28,8 +29,9 @@ from diagonal.cli import (
 from diagonal.plan import StandIn
 
 if TYPE_CHECKING:
-    from diagonal.pipeline import Stream, World
+    from diagonal.pipeline import Free, World
     from diagonal.plan import Order
+    from diagonal.stream import Stream
     from diagonal.video import VideoArray
 
 
@@ -57,13 +59,22 @@ def generate(
     tokenizer: Annotated[str | None, typer.Option(help="Checkpoint of the tokenizer, if it is apart.")] = None,
     prompt: Annotated[Path | None, typer.Option(help="Clip, picture or folder of pictures to continue.")] = None,
     start: Annotated[str | None, typer.Option(help="A bundled start view instead (doom: lamps, gate, ...).")] = None,
-    prompt_frames: Annotated[int, typer.Option(min=1, help="Frames of the prompt that are used, from its start.")] = 1,
-    resize: Annotated[bool, typer.Option("--resize", help="Resize the prompt to the model's frame size.")] = False,
+    prompt_frames: Annotated[
+        int | None,
+        typer.Option(min=1, help="Frames of the prompt that are used, from its start. Default: the model's."),
+    ] = None,
+    resize: Annotated[bool, typer.Option("--resize", help="Stretch the prompt to the model's frame size.")] = False,
+    crop: Annotated[
+        bool, typer.Option("--crop", help="Scale the prompt to the frame size and cut its middle.")
+    ] = False,
+    size: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH of the frames. Default: the model's.")] = None,
+    text: Annotated[str | None, typer.Option(help="What is to happen, for models that read text.")] = None,
+    text_embeds: Annotated[Path | None, typer.Option(help="Embeddings of the text instead, from a file.")] = None,
     actions: Annotated[
         str | None,
         typer.Option(
-            help="'forward*8,left*4' for the new frames, or a .jsonl with one action per frame from the prompt's "
-            "first on. Default: a short script; with --frames, standing still."
+            help="'forward*8,left*4' for the new frames, or a file with one action per frame from the prompt's first "
+            "on, or 'model': it chooses itself. Default: a short script; with --frames, standing still."
         ),
     ] = None,
     frames: Annotated[int | None, typer.Option("--frames", "--num-frames", min=1, help="New frames.")] = None,
@@ -76,6 +87,9 @@ def generate(
     top_k: Annotated[int | None, typer.Option(help="Default: the model's.")] = None,
     seed: Annotated[int, typer.Option(help="Of sampling; the same seed gives the same clip.")] = 0,
     scale: Annotated[int | None, typer.Option(min=1, help="Enlarge pixels so many times. Default: to be seen.")] = None,
+    mark: Annotated[
+        bool, typer.Option(help="Write into the frames that they are generated, for models that ask.")
+    ] = True,
     device: Device = "cpu",
     dtype: Dtype = "auto",
     out_path: Annotated[str, typer.Option("--out", help="Video to write; '-' streams mp4 to stdout.")] = "out.mp4",
@@ -85,39 +99,46 @@ def generate(
     orders = [make_order(spec, stand_in, refeed) for spec in (schedule, compare) if spec is not None]
     if out_path == "-" and (as_json or compare is not None):
         raise ValueError("--out - streams the video to stdout; it goes neither with --json nor with --compare")
+    from diagonal import video
     from diagonal.names import find
-    from diagonal.video import check_target
 
     # All that can be refused is refused before a large model is loaded.
-    check_target(out_path)
+    video.check_target(out_path)
     chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     given = {key: value for key, value in chosen.items() if value is not None}
     sampling = replace(find("models", model).sampling, **given)
     if prompt is not None and start is not None:
         raise ValueError("--prompt and --start both say where to begin; give one")
-    if prompt is None and prompt_frames != 1:
+    if prompt is None and prompt_frames is not None:
         raise ValueError(f"--prompt-frames {prompt_frames} needs --prompt")
+    if text is not None and text_embeds is not None:
+        raise ValueError("--text and --text-embeds both say what is to happen; give one")
+    if resize and crop:
+        raise ValueError("--resize and --crop both fit the prompt into the frame; give one")
     if prompt is not None and not prompt.exists():
         raise FileNotFoundError(f"--prompt {prompt} does not exist; give a video, a picture, or a folder of pictures")
     world = load_world(model, weights, tokenizer, device, dtype)
+    if size is not None:
+        world = world.at(*_size(size))
+    if text is not None or text_embeds is not None:
+        world = _guided(world, text, text_embeds)
     if prompt is not None:
-        clip = _prompt(world, prompt, prompt_frames, resize)
-        between = [world.actions.NOOP] * (len(clip) - 1)
+        clip, between = _prompt(world, prompt, prompt_frames)
+        fitted = video.resize(clip, *world.size) if resize else video.cover(clip, *world.size) if crop else clip
     else:
-        clip, between = _start(world, start)
+        fitted, between = _start(world, start)
     taken, frames = _actions(world, actions, between, frames)
-    factor = scale or max(1, SEEN // world.size[0])
 
-    def stream(order: Order, count: int | None) -> Stream:
-        used = taken if count is None else taken[: len(clip) - 1 + count]
-        return world.stream(clip, used, schedule=order, sampling=sampling, seed=seed)
+    def stream(order: Order, frames: int | None) -> Stream:
+        return world.stream(fitted, taken, frames=frames, schedule=order, sampling=sampling, seed=seed)
 
+    look = Look(scale or max(1, SEEN // world.size[0]), world.variant.mark if mark else "", world.variant.fps)
     if compare is None:
-        runs = [_write(stream(orders[0], None), orders[0], factor, out_path, world.variant.fps)]
+        runs = [_write(stream(orders[0], frames), orders[0], look, out_path)]
     else:
-        for _ in stream(orders[0], 1):  # warm-up: the first frame of a process pays for set-up
-            pass
-        runs = _write_compared([(order, stream(order, None)) for order in orders], factor, out_path, world.variant.fps)
+        for _ in stream(orders[0], frames):  # warm-up: the first frame of a process pays for set-up
+            break
+        runs = _write_compared([(order, stream(order, frames)) for order in orders], look, out_path)
     shared = {"model": model, "weights": world.weights, "seed": seed, "out": out_path}
     if as_json:
         both = {} if compare is None else {"compare": runs[1].numbers(), "speedup": runs[1].seconds / runs[0].seconds}
@@ -126,13 +147,36 @@ def generate(
         _print_runs(runs, shared)
 
 
-def _prompt(world: World, path: Path, frames: int, resize: bool) -> VideoArray:
-    from diagonal import video
+def _size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text.strip().lower())
+    if match is None:
+        raise ValueError(f"--size {text!r} is not HEIGHTxWIDTH; write for example 384x640")
+    return int(match[1]), int(match[2])
 
-    clip = video.read(path, most=frames)
-    if len(clip) < frames:
-        raise ValueError(f"{path} has {len(clip)} frames; --prompt-frames asks for {frames}")
-    return video.resize(clip, *world.size) if resize else clip
+
+def _guided(world: World, text: str | None, embeds: Path | None) -> World:
+    from diagonal.text import read
+
+    return world.guided(read(embeds) if embeds is not None else text or "")
+
+
+def _prompt(world: World, path: Path, asked: int | None) -> tuple[VideoArray, list[Any]]:
+    """The frames of a prompt that are used, and the actions between them: those of the file, or doing nothing."""
+    from diagonal import video
+    from diagonal.worlds import xbox
+
+    most = asked or world.variant.prompt_frames
+    if path.suffix == ".npz":
+        frames, taken = xbox.read_clip(path)
+        clip, between = frames[:most], taken[: len(frames[:most]) - 1]
+    else:
+        clip = video.read(path, most=most)
+        between = [world.actions.NOOP] * (len(clip) - 1)
+    if asked is not None and len(clip) < asked:
+        raise ValueError(f"{path} has {len(clip)} frames; --prompt-frames asks for {asked}")
+    # Of a clip that is shorter than usual, as many frames as the tokenizer takes.
+    fitting = len(clip) if asked else 1 + (len(clip) - 1) // world.tokenizer.stride * world.tokenizer.stride
+    return clip[:fitting], between[: fitting - 1]
 
 
 def _start(world: World, name: str | None) -> tuple[VideoArray, list[Any]]:
@@ -146,15 +190,20 @@ def _start(world: World, name: str | None) -> tuple[VideoArray, list[Any]]:
     return draw.test_card(*world.size), []
 
 
-def _actions(world: World, given: str | None, between: list[Any], frames: int | None) -> tuple[list[Any], int]:
+def _actions(
+    world: World, given: str | None, between: list[Any], frames: int | None
+) -> tuple[list[Any] | Free | None, int | None]:
     """Actions for every frame but the last, those `between` prompt frames included, and how many frames are new."""
+    from diagonal.pipeline import Free
+
     known = len(between) + 1
+    if given == "model":
+        return Free(between), frames
     if given is None and frames is None:
-        given = world.actions.SCRIPT
+        given = world.actions.SCRIPT or None
     if given is None:
-        frames = frames or max(world.variant.config.frames - known, 1)
-        return between + [world.actions.NOOP] * frames, frames
-    if given.endswith(".jsonl"):
+        return (None, frames) if frames is None else (_idle(world, between, frames), frames)
+    if Path(given).suffix in (".jsonl", ".json", ".npz"):
         recorded = world.actions.read(given)
         frames = frames or max(1, min(world.variant.config.frames, len(recorded) + 1) - known)
         needed = known - 1 + frames
@@ -167,6 +216,11 @@ def _actions(world: World, given: str | None, between: list[Any], frames: int | 
     if frames not in (None, len(new)):
         raise ValueError(f"--actions has {len(new)} actions and --frames asks for {frames}; give one action per frame")
     return between + new, len(new)
+
+
+def _idle(world: World, between: list[Any], frames: int) -> list[Any] | None:
+    """Doing nothing after the prompt."""
+    return between + [world.actions.NOOP] * frames if world.variant.config.suffix else None
 
 
 def _run(stream: Stream, order: Order, each: Any) -> Run:
@@ -182,25 +236,40 @@ def _run(stream: Stream, order: Order, each: Any) -> Run:
     return Run(str(order), stream.steps, stream.frames, seconds)
 
 
-def _write(stream: Stream, order: Order, scale: int, path: str, fps: int | Fraction) -> Run:
-    from diagonal.video import enlarge, writer
+@dataclass(frozen=True)
+class Look:
+    """How frames are shown in a video."""
 
-    with writer(path, fps) as video:
-        return _run(stream, order, lambda pixels: video.write(enlarge(pixels, scale)))
+    scale: int
+    mark: str
+    fps: int | Fraction
+
+    def __call__(self, frames: VideoArray) -> VideoArray:
+        from diagonal.draw import stamp
+        from diagonal.video import enlarge
+
+        return stamp(enlarge(frames, self.scale), self.mark) if self.mark else enlarge(frames, self.scale)
 
 
-def _write_compared(streams: list[tuple[Order, Stream]], scale: int, path: str, fps: int | Fraction) -> list[Run]:
+def _write(stream: Stream, order: Order, look: Look, path: str) -> Run:
+    from diagonal.video import writer
+
+    with writer(path, look.fps) as video:
+        return _run(stream, order, lambda pixels: video.write(look(pixels)))
+
+
+def _write_compared(streams: list[tuple[Order, Stream]], look: Look, path: str) -> list[Run]:
     import numpy as np
 
     from diagonal.draw import side_by_side
-    from diagonal.video import enlarge, writer
+    from diagonal.video import writer
 
     runs, clips = [], []
-    with writer(path, fps) as video:
+    with writer(path, look.fps) as video:
         for order, stream in streams:
             pixels: list[VideoArray] = []
             runs.append(_run(stream, order, pixels.append))
-            clips.append(enlarge(np.stack(pixels), scale))
+            clips.append(look(np.stack(pixels)))
         labels = [f"{run.schedule}   {run.steps} steps   {run.seconds:.1f} s" for run in runs]
         video.write(side_by_side(clips[::-1], labels[::-1]))
     return runs

@@ -28,10 +28,12 @@ KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacken
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A decoded frame: its index in the video and its token ids (B, rows, cols)."""
+    """A decoded frame: its index in the video, its token ids (B, rows, cols), and those of the action (B, suffix) that
+    led to it."""
 
     index: int
     tokens: Tensor
+    action: Tensor
 
 
 def decode(
@@ -51,7 +53,8 @@ def decode(
         on_step()
         for frame in done:
             cells = tokens_BL[:, plan.layout.frame(frame)]
-            yield Frame(frame, cells.reshape(-1, grid.rows, grid.cols).clone())
+            action = tokens_BL[:, plan.layout.after(frame - 1) if frame else slice(0)]
+            yield Frame(frame, cells.reshape(-1, grid.rows, grid.cols).clone(), action.clone())
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +130,20 @@ class Video:
     units_BTU: Tensor
 
 
-def plans(layout: Layout, windows: list[Span], order: Order) -> list[Plan]:
-    """One plan per window; windows of the same shape share theirs."""
-    made: dict[tuple[int, int], Plan] = {}
+def plans(layout: Layout, windows: list[Span], order: Order, acts: int | None = None) -> list[Plan]:
+    """One plan per window; windows of the same shape share theirs. `acts`: frames of the video with a given action."""
+    made: dict[tuple[int, int, int], Plan] = {}
+    result = []
     for span in windows:
-        key = (span.stop - span.start, span.known)
+        frames = span.stop - span.start
+        # Actions that an earlier window decoded are known in this one.
+        given = frames - 1 if acts is None else min(max(acts - span.start, span.known - 1), frames - 1)
+        key = (frames, span.known, given)
         if key not in made:
-            grid = Grid(key[0], layout.grid.rows, layout.grid.cols)
-            made[key] = make_plan(Layout(grid, layout.prefix, layout.suffix), order, span.known)
-    return [made[span.stop - span.start, span.known] for span in windows]
+            grid = Grid(frames, layout.grid.rows, layout.grid.cols)
+            made[key] = make_plan(Layout(grid, layout.prefix, layout.suffix), order, span.known, given)
+        result.append(made[key])
+    return result
 
 
 def rollout(
@@ -154,4 +162,6 @@ def rollout(
         for frame in decode(model, plan, tokens, cache, sampler, on_step):
             index = span.start + frame.index
             video.units_BTU[:, index, :cells] = frame.tokens.flatten(1)
-            yield Frame(index, frame.tokens)
+            if index:
+                video.units_BTU[:, index - 1, cells:] = frame.action
+            yield Frame(index, frame.tokens, frame.action)

@@ -186,6 +186,12 @@ class WeightMap:
     ignore: tuple[str, ...] = ()  # published keys that hold nothing of ours
 
 
+State = Mapping[str, Tensor]
+# Adapts the model's and the tokenizer's config to a checkpoint: (config, tokenizer config, (model state, tokenizer
+# state), hyper-parameters by path) -> both configs.
+Fit = Callable[[Any, Any, tuple[State, State], Mapping[str, Any]], tuple[Any, Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One model that can be loaded by name: its config, its surroundings, and where its weights come from."""
@@ -199,5 +205,7 @@ class Variant:
     source: str
     random: bool = False  # no weights exist: loads with random ones unless told otherwise
     embedded: str = ""  # the folder of `assets` with the weights that the package ships
-    fit: Callable[[Any, Mapping[str, Tensor]], Any] | None = None  # adapts the config to a checkpoint
+    text: str = ""  # the encoder of the texts that guide it, in text.ENCODERS
+    fit: Fit | None = None  # for families whose checkpoints differ
     mark: str = ""  # text drawn into every written frame
+    prompt_frames: int = 1  # of a clip that is continued, where nobody says how many

@@ -316,6 +316,8 @@ def _published(config: Config, name: str) -> Variant:
         sampling=Sampling(top_p=0.8),
         licence="NVIDIA Open Model License",
         source=f"nvidia/Cosmos-Predict1-{name} (gated)",
+        prompt_frames=9,
+        text="t5-11b" if config.text else "",
     )
 
 
@@ -329,6 +331,8 @@ def _random(config: Config) -> Variant:
         licence="Apache-2.0",
         source="none: random, for tests",
         random=True,
+        prompt_frames=9,
+        text="t5-11b" if config.text else "",
     )
 
 

@@ -78,6 +78,17 @@ def tokens(actions: Sequence[Action], first_id: int) -> list[list[int]]:
     return [[first_id + local for local in _local_ids(action)] for action in actions]
 
 
+def from_tokens(ids: Sequence[int], first_id: int) -> Action:
+    """The action that 16 ids stand for, counted from `first_id`: the inverse of `tokens`."""
+    local = [token - first_id for token in ids]
+    held = frozenset(index for index, token in enumerate(local[:BUTTONS]) if token == 2 * index + 1)
+    places = [token - 2 * BUTTONS - len(CENTRES) * axis for axis, token in enumerate(local[BUTTONS:])]
+    action = Action(held, tuple(places))
+    if _local_ids(action) != local:
+        raise ValueError(f"ids {list(ids)} are no action")
+    return action
+
+
 def _local_ids(action: Action) -> list[int]:
     buttons = [2 * index + (index in action.buttons) for index in range(BUTTONS)]
     return buttons + [2 * BUTTONS + len(CENTRES) * axis + place for axis, place in enumerate(action.sticks)]
