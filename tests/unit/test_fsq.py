@@ -85,9 +85,9 @@ def test_a_patch_halves_once_per_stage(tokenizer):
     assert tokenizer.decode(ids, {}).shape == videos(tokenizer).shape
 
 
-def test_the_doom_variant_has_a_thousand_codes_of_eight_pixels():
+def test_the_doom_variant_has_the_codes_of_its_world_and_patches_of_eight_pixels():
     config = find("tokenizers", "fsq/doom")
-    assert (config.codebook, config.patch) == (1000, 8)
+    assert (config.codebook, config.patch) == (find("models", "doom").config.codebook, 8)
 
 
 # Pictures

@@ -19,8 +19,8 @@ _CONFIG = Config(
     rows=12,
     cols=16,
     suffix=1,
-    codebook=1000,
-    vocab=1024,
+    codebook=625,
+    vocab=640,
 )
 
 VARIANTS = {

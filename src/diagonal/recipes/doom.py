@@ -7,21 +7,24 @@ from diagonal.training.run import RunConfig
 
 
 def recipe() -> Recipe:
-    """ViZDoom my_way_home at 96x128, 1000 codes, 16.5 M parameters."""
+    """ViZDoom my_way_home at 96x128, 625 codes, 16.2 M parameters."""
     return Recipe(
         model="doom",
         world="vizdoom",
         scenario="my_way_home",
-        frames=425_984,
+        frames=638_976,
         tokenizer_frames=163_840,
-        held_out_frames=20_480,
+        held_out_frames=61_440,
         seed=0,
-        tokenizer=TokenizerRecipe("fsq/doom", RunConfig(steps=3000, seed=1, warmup=100, decay_from=0.2), batch=256),
+        tokenizer=TokenizerRecipe(
+            "fsq/doom", RunConfig(steps=2800, seed=1, warmup=100, decay_from=0.2, evaluate_every=1400), batch=256
+        ),
         base=WorldRecipe(
-            RunConfig(steps=8000, seed=2, decay_from=0.4, save_every=2000),
+            RunConfig(steps=6000, seed=2, decay_from=0.4, save_every=2000, evaluate_every=2000),
             batch=16,
             mixture=(("raster", 1.0),),
             corruption=0.06,
+            held_out_sequences=512,
         ),
         finetune=WorldRecipe(
             RunConfig(steps=1000, seed=3, decay_from=0.3),
@@ -30,14 +33,16 @@ def recipe() -> Recipe:
             lr=1e-3,
             muon_lr=0.007,
             corruption=0.03,
+            held_out_sequences=512,
         ),
         diagonal=WorldRecipe(
-            RunConfig(steps=9000, seed=4, decay_from=0.2, save_every=1500),
+            RunConfig(steps=12_000, seed=4, decay_from=0.2, save_every=4000, evaluate_every=4000),
             batch=16,
             mixture=(("diagonal:k=1", 0.55), ("diagonal:k=2", 0.15), ("raster", 0.3)),
             lr=2e-3,
             muon_lr=0.014,
             corruption=0.03,
+            held_out_sequences=512,
         ),
         judge=JudgeRecipe(RunConfig(steps=2500, seed=5, warmup=100), batch=256),
         held_out_episode=220,

@@ -145,6 +145,6 @@ class FSQTokenizer(nn.Module):
 
 
 VARIANTS = {
-    "doom": Config(levels=(8, 5, 5, 5), channels=(64, 128, 192), encoder_blocks=2, decoder_blocks=3),
+    "doom": Config(levels=(5, 5, 5, 5), channels=(64, 128, 192), encoder_blocks=2, decoder_blocks=3),
     "tiny": Config(levels=(4, 4, 4), channels=(8, 16, 16), encoder_blocks=1, decoder_blocks=1),
 }
