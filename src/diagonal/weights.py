@@ -1,8 +1,8 @@
 """Reads checkpoints and fills models with them, strictly, without ever running code from a file.
 
 Accepted: safetensors (a file, or a folder with one or several shards), PyTorch `.ckpt/.bin/.pt/.pth` through
-`torch.load(weights_only=True)` (a Lightning `.ckpt` that this refuses, through `pickles`), TorchScript `.jit` through
-`torchscript`, and hub ids through huggingface_hub (its cache and offline mode apply).
+`torch.load(weights_only=True)`, a Lightning `.ckpt` that this refuses and TorchScript `.jit` through `pickles`, and hub
+ids through huggingface_hub (its cache and offline mode apply).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from diagonal import pickles, torchscript
+from diagonal import pickles
 from diagonal.engine.protocols import WeightMap
 from diagonal.files import atomic
 
@@ -178,7 +178,7 @@ def restore(state: State) -> State:
 def _read_file(path: Path) -> State:
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
-    return torchscript.read(path) if path.suffix == SCRIPTED else _read_pickled(path)
+    return pickles.read_module(path) if path.suffix == SCRIPTED else _read_pickled(path)
 
 
 def _read_safetensors(path: Path) -> State:
