@@ -56,18 +56,29 @@ def _lightning(path: Path) -> bool:
 
 
 def locate(source: str | Path) -> Path:
-    """The local path of a checkpoint; a hub id is downloaded first."""
+    """The local path of a checkpoint. From the hub, 'org/name' is downloaded first without the folders in it, and
+    'org/name/folder/file.ckpt' as that one file."""
     path = Path(source).expanduser()
     if path.exists():
         return path
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
-        raise FileNotFoundError(f"weights {str(source)!r} do not exist; give a file, a folder, or a hub id 'org/name'")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    name = r"\w[\w.-]*"
+    match = re.fullmatch(rf"({name}/{name})(?:/((?:{name}/)*{name}))?", str(source))
+    if match is None or (match[2] is not None and not match[2].endswith(READABLE)):
+        raise FileNotFoundError(
+            f"weights {str(source)!r} do not exist; give a file, a folder, or a hub id 'org/name'; for one file of it, "
+            f"'org/name/file' that ends in {', '.join(READABLE)}"
+        )
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
+    repository, file = match.groups()
     try:
-        return Path(snapshot_download(str(source), allow_patterns=[f"*{suffix}" for suffix in READABLE] + ["*.json"]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        if file is not None:
+            return Path(hf_hub_download(repository, file))
+        wanted = [f"*{suffix}" for suffix in READABLE] + ["*.json"]
+        # Folders hold other things than the model: guardrails, text encoders, other sizes.
+        return Path(snapshot_download(repository, allow_patterns=wanted, ignore_patterns=["*/*"]))
+    except (EntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise FileNotFoundError(
             f"weights {str(source)!r} are no local path, and the hub did not give them: {error}"
         ) from error

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.utils._paths import filter_repo_objects
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -364,7 +365,19 @@ def test_a_folder_with_two_checkpoints_asks_for_one(tmp_path, published):
     assert_same(weights.read(tmp_path / "b.ckpt"), published)
 
 
-@pytest.mark.parametrize("source", ["nowhere.ckpt", "a/b/nowhere.safetensors", "./nowhere/"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "nowhere.ckpt",
+        "a/b/nowhere",
+        "a/b/nowhere.txt",
+        "a/b/../c.ckpt",
+        "../a/b.ckpt",
+        "../a",
+        "./nowhere/",
+        "/a/b.ckpt",
+    ],
+)
 def test_a_path_that_does_not_exist_is_refused_without_asking_the_hub(tmp_path, monkeypatch, offline, source):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="do not exist; give a file, a folder, or a hub id"):
@@ -393,7 +406,9 @@ def offline(tmp_path, monkeypatch) -> list[object]:
     return attempts
 
 
-@pytest.mark.parametrize("source", ["organisation/model", "checkpoints/700M_16f.ckpt"])
+@pytest.mark.parametrize(
+    "source", ["organisation/model", "checkpoints/700M_16f.ckpt", "organisation/model/folder/a.ckpt", "a/b/c.jit"]
+)
 def test_a_hub_id_that_is_not_cached_is_clear_offline_and_asks_no_network(offline, source):
     with pytest.raises(FileNotFoundError, match=f"weights '{source}' are no local path, and the hub did not give them"):
         weights.read(source)
@@ -407,11 +422,73 @@ def test_a_hub_that_cannot_be_reached_is_clear(offline, monkeypatch):
     assert offline  # the network was asked: the test above would notice
 
 
-def test_a_hub_id_in_the_cache_is_read_offline(tmp_path, offline, published):
-    folder, commit = tmp_path / "hub" / "models--organisation--model", "0" * 40
+@pytest.fixture
+def snapshot(tmp_path) -> Path:
+    """The folder of a model in the hub's cache."""
+    commit = "0" * 40
+    folder: Path = tmp_path / "hub" / "models--organisation--model"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(commit)
     (folder / "snapshots" / commit).mkdir(parents=True)
-    save_file(published, folder / "snapshots" / commit / "model.safetensors")
+    return folder / "snapshots" / commit
+
+
+def test_a_hub_id_in_the_cache_is_read_offline(offline, snapshot, published):
+    save_file(published, snapshot / "model.safetensors")
     assert_same(weights.read("organisation/model"), published)
     assert offline == []
+
+
+def test_one_file_of_the_hub_is_read_offline(offline, snapshot, published):
+    (snapshot / "sizes").mkdir()
+    torch.save(published, snapshot / "sizes" / "small.ckpt")
+    torch.save({"other": torch.zeros(1)}, snapshot / "sizes" / "large.ckpt")
+    assert_same(weights.read("organisation/model/sizes/small.ckpt"), published)
+    assert offline == []
+
+
+def test_a_local_path_comes_before_the_hub(tmp_path, monkeypatch, offline, snapshot, published):
+    save_file({"other": torch.zeros(1)}, snapshot / "model.safetensors")
+    (tmp_path / "organisation" / "model").mkdir(parents=True)
+    save_file(published, tmp_path / "organisation" / "model" / "model.safetensors")
+    monkeypatch.chdir(tmp_path)
+    for source in ("organisation/model", "organisation/model/model.safetensors"):
+        assert_same(weights.read(source), published)
+
+
+FILES = [
+    "model.pt",
+    "config.json",
+    "README.md",
+    "guardrail/video/model.pt",
+    "guardrail/config.json",
+    "text/a.safetensors",
+]
+
+
+def test_only_the_checkpoint_files_at_the_top_of_a_repository_are_downloaded(monkeypatch, tmp_path, published):
+    """The hub, faked: what is asked for goes through its own filter."""
+    asked: list[str] = []
+
+    def snapshot_download(repository: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        assert repository == "organisation/model"
+        asked.extend(filter_repo_objects(FILES, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns))
+        torch.save(published, tmp_path / "model.pt")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert_same(weights.read("organisation/model"), published)
+    assert asked == ["model.pt", "config.json"]
+
+
+def test_one_file_of_a_repository_is_downloaded_alone(monkeypatch, tmp_path, published):
+    asked: list[tuple[str, str]] = []
+
+    def hf_hub_download(repository: str, file: str) -> str:
+        asked.append((repository, file))
+        torch.save(published, tmp_path / "small.ckpt")
+        return str(tmp_path / "small.ckpt")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", hf_hub_download)
+    assert_same(weights.read("organisation/model/sizes/small.ckpt"), published)
+    assert asked == [("organisation/model", "sizes/small.ckpt")]
