@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -203,13 +203,24 @@ class World:
         tokens: Tensor = self.tokenizer.encode(pixels_BTHWC.permute(0, 1, 4, 2, 3))
         return tokens, batched
 
-    def save_pretrained(self, folder: str | Path) -> Path:
-        """Write model and tokenizer as one safetensors file that `load(name, weights=folder)` reads."""
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        dtype: torch.dtype | None = None,
+        on_file: Callable[[int, int], object] = lambda done, total: None,
+    ) -> Path:
+        """Write model and tokenizer as safetensors that `load(name, weights=folder)` reads, and give the folder.
+
+        They are one file, or shards; `dtype` and `on_file` are those of `weights.save`. The whole numbers of the
+        tokenizer's config are noted beside the tensors, for no shape may tell them.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "model.safetensors"
-        checkpoint.save({"transformer": self.model, "tokenizer": self.tokenizer}, path, {"model": self.name})
-        return path
+        modules = {"transformer": self.model, "tokenizer": self.tokenizer}
+        numbers = {key: value for key, value in asdict(self.tokenizer.config).items() if type(value) is int}
+        notes = {"model": self.name} | {f"tokenizer.{key}": str(value) for key, value in numbers.items()}
+        checkpoint.save(modules, folder / "model.safetensors", notes, dtype, on_file)
+        return folder
 
     def _action_ids(self, lists: list[Sequence[Any]] | None, batch: int, count: int) -> Tensor:
         """Ids (B, count, suffix) of the actions after each frame but the last."""

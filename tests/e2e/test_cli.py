@@ -154,9 +154,10 @@ sys.stderr.write(" ".join(name for name in {HEAVY!r} if name in sys.modules))
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--help"], ["plan", "models", "generate", "record", "train", "finetune", "evaluate"]),
+        (["--help"], ["plan", "models", "convert", "generate", "record", "train", "finetune", "evaluate"]),
         (["plan", "--help"], ["--grid", "--schedule", "--prefix", "--suffix", "--known-frames", "--picture", "--json"]),
         (["models", "--help"], ["--json"]),
+        (["convert", "--help"], ["--model", "--weights", "--tokenizer", "--dtype", "--out", "--json"]),
         (["generate", "--help"], ["--model", "--weights", "--prompt", "--actions", "--frames", "--compare", "--out"]),
         (["record", "--help"], ["--world", "--scenario", "--frames", "--seed", "--workers", "--episode-frames"]),
         (["train", "--help"], ["all", "tokenizer", "judge", "world"]),

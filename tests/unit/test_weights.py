@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub.utils._paths import filter_repo_objects
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from diagonal import weights
@@ -142,6 +142,112 @@ def test_safetensors_are_preferred_in_a_folder_that_has_both(tmp_path, published
     save_file(published, tmp_path / "model.safetensors")
     torch.save({"other": torch.zeros(1)}, tmp_path / "model.bin")
     assert_same(weights.read(tmp_path), published)
+
+
+# Writing
+
+
+SMALL = 200  # bytes: Toy has 80 of embeddings and twice 96, ToyTokenizer 24 and 8
+
+
+def numbers(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.state_dict())
+
+
+def test_a_checkpoint_that_is_too_large_is_written_in_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "SHARD", SMALL)
+    model, tokenizer, told = Toy(), ToyTokenizer(), []
+    modules = {"transformer": model, "tokenizer": tokenizer}
+    path = tmp_path / "model.safetensors"
+    paths = weights.save(modules, path, {"model": "toy"}, on_file=lambda done, total: told.append((done, total)))
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert [path.name for path in paths] == names == sorted(os.listdir(tmp_path))
+    assert told == [(1, 2), (2, 2)]
+    assert [sum(value.nbytes for value in load_file(path).values()) for path in paths] == [80 + 96, 96 + 24 + 8]
+    for path in paths:
+        assert weights.settings(path) == {"model": "toy"}
+    state = weights.read(tmp_path)
+    assert_same(state, prefixed(numbers(model), "transformer.") | prefixed(numbers(tokenizer), "tokenizer."))
+
+
+def test_a_tensor_larger_than_a_shard_has_one_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "SHARD", 90)
+    paths = weights.save({"transformer": Toy()}, tmp_path / "model.safetensors", {})
+    assert [list(load_file(path)) for path in paths] == [
+        ["transformer.embed.weight"],
+        ["transformer.blocks.0.qk.weight"],
+        ["transformer.blocks.1.qk.weight"],
+    ]
+
+
+def test_shards_are_cut_by_the_size_that_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "SHARD", SMALL)
+    model = Toy()
+    (path,) = weights.save({"transformer": model}, tmp_path / "model.safetensors", {}, torch.bfloat16)
+    assert path.name == "model.safetensors"
+    assert_same(load_file(path), {f"transformer.{key}": value.bfloat16() for key, value in numbers(model).items()})
+    assert model.embed.weight.dtype == torch.float32
+
+
+def test_what_is_stored_in_several_types_stays_so(tmp_path):
+    model = Toy()
+    model.embed.bfloat16()
+    weights.save({"transformer": model}, tmp_path / "model.safetensors", {})
+    assert_same(weights.read(tmp_path), prefixed(numbers(model), "transformer."))
+
+
+def test_a_failure_between_two_shards_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "SHARD", SMALL)
+
+    def fail(done: int, total: int) -> None:
+        assert len(os.listdir(tmp_path)) == 1  # written, under another name
+        raise OSError("No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        weights.save({"transformer": Toy()}, tmp_path / "model.safetensors", {}, on_file=fail)
+    assert os.listdir(tmp_path) == []
+
+
+def test_another_number_of_shards_is_not_written_beside_the_first(tmp_path, monkeypatch):
+    """All of them would be read as one checkpoint."""
+    path = tmp_path / "model.safetensors"
+    weights.save({"transformer": Toy()}, path, {})
+    weights.save({"transformer": Toy()}, path, {})  # the same files again are replaced
+    monkeypatch.setattr(weights, "SHARD", SMALL)
+    with pytest.raises(FileExistsError, match=r"another number of parts: model\.safetensors; remove them"):
+        weights.save({"transformer": Toy()}, path, {})
+    path.unlink()
+    weights.save({"transformer": Toy()}, path, {})
+    monkeypatch.undo()
+    with pytest.raises(FileExistsError, match=r"model-00001-of-00002\.safetensors, model-00002-of-00002\.safetensors"):
+        weights.save({"transformer": Toy()}, path, {})
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "last.ckpt", "model.pt", "encoder.jit"])
+def test_a_folder_that_holds_a_checkpoint_is_not_free(tmp_path, name):
+    weights.check_free(tmp_path / "new")
+    (tmp_path / "notes.txt").write_text("fine")
+    weights.check_free(tmp_path)
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(FileExistsError, match=f"already holds checkpoint files: {name}"):
+        weights.check_free(tmp_path)
+    with pytest.raises(NotADirectoryError, match="is a file; name a folder"):
+        weights.check_free(tmp_path / name)
+
+
+# What a checkpoint says beside its tensors
+
+
+def test_metadata_of_safetensors_are_settings_and_digits_are_numbers(tmp_path):
+    said = {"model": "toy", "tokenizer.head_size": "64", "version": "1.0", "odd": "6²", "long": "9" * 5000, "none": ""}
+    weights.save({"transformer": Toy()}, tmp_path / "model.safetensors", said)
+    assert weights.settings(tmp_path) == said | {"tokenizer.head_size": 64}
+
+
+def test_settings_of_a_damaged_file_are_refused(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="not a valid safetensors file"):
+        weights.settings(tmp_path)
 
 
 # Filling a module
