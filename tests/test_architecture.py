@@ -35,6 +35,7 @@ ALLOWED = {
     "pickles": set(),
     "weights": {"files", "engine.protocols", "pickles"},
     "draw": {"files", "grid", "plan", "video"},
+    "memory": {"engine.protocols", "names", "plan"},
     "pipeline": {"engine", "grid", "names", "plan", "schedules", "video", "weights"},
     "lpips": set(),
     "evaluation": {
