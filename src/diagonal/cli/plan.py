@@ -59,9 +59,9 @@ def plan(
         from diagonal.names import find
 
         _refuse("--model", {"--prefix": prefix, "--suffix": suffix})
-        plans = _plans(find("models", str(model)), order, known_frames, frames)
-        memory = {"model": model, "windows": len(plans), "all_steps": sum(len(one.steps) for one in plans)}
-        memory |= _memory(find("models", str(model)), plans, batch or 1, dtype or "bfloat16", card)
+        variant = find("models", str(model))
+        plans = _plans(variant, order, known_frames, frames)
+        memory = {"model": model} | _memory(variant, plans, batch or 1, dtype or "bfloat16", card)
     made = plans[0]
     numbers = {
         "grid": str(made.layout.grid),
@@ -125,13 +125,15 @@ def _plans(variant: Variant, order: Order, known: int | None, frames: int | None
 
 
 def _memory(variant: Variant, plans: list[Plan], batch: int, dtype: str, card: float | None) -> dict[str, Any]:
-    """The numbers of `diagonal.memory`, in GB, and which cards they fit."""
+    """The numbers of `diagonal.memory` over all windows, in GB, and which cards they fit."""
     from diagonal.memory import CARDS, GB, estimate
     from diagonal.pipeline import find_dtype
 
     chosen = find_dtype(dtype, "cpu")
     needs = estimate(variant, plans, batch, chosen)
     return {
+        "windows": len(plans),
+        "all_steps": sum(len(plan.steps) for plan in plans),
         "dtype": str(chosen).removeprefix("torch."),
         "batch": batch,
         "slots": max(plan.layout.length for plan in plans),
