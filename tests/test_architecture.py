@@ -33,10 +33,10 @@ ALLOWED = {
     "video": {"files"},
     "worlds": {"video", "files", "worlds.script"},
     "pickles": set(),
-    "torchscript": set(),
-    "weights": {"files", "engine.protocols", "pickles", "torchscript"},
+    "weights": {"files", "engine.protocols", "pickles"},
     "draw": {"files", "grid", "plan", "video"},
     "stream": {"engine", "plan", "video"},
+    "memory": {"engine.protocols", "names", "plan"},
     "pipeline": {"engine", "grid", "names", "plan", "schedules", "stream", "text", "video", "weights"},
     "lpips": set(),
     "evaluation": {

@@ -1,9 +1,10 @@
-"""Reads PyTorch Lightning checkpoints, whose pickles hold objects of the trainer beside the tensors, without them.
+"""Reads PyTorch archives whose pickles hold more than tensors, without running anything in them: Lightning checkpoints
+with objects of their trainer, and TorchScript modules, which are trees of objects of the archive's own classes.
 
 A pickle is a small program that names functions and calls them. Here every name it gives, without exception, is an
 inert `Record` that keeps what it was called with: nothing is imported and nothing of the file is run. Tensors are then
 made from the records of PyTorch's own rebuild functions, as views of the mapped file: what is not looked at, such as
-an optimizer's state, is never read from the disk.
+an optimizer's state or a module's code, is never read from the disk.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import io
 import pickle
 import pickletools
+import re
 import struct
 import sys
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,8 @@ import torch
 from torch import Tensor
 
 TENSOR, PARAMETER = "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_parameter"
+MODULE = re.compile(r"__torch__\..+")  # a class of a TorchScript archive's own
+LIST = re.compile(r"torch\.jit\._pickle\.build_\w*list")  # a list whose elements are of one type: no weights
 DTYPES = {
     "torch.DoubleStorage": torch.float64,
     "torch.FloatStorage": torch.float32,
@@ -51,23 +56,37 @@ class Checkpoint:
 
 def read(path: Path) -> Checkpoint:
     """A checkpoint in PyTorch's zip format."""
+    with _refusing(path), zipfile.ZipFile(path) as archive:
+        file = _File.open(path, archive)
+        content = _entries(_unpickle(file.bytes("data.pkl")))
+        found = _entries(content.get("state_dict", content))
+        if not found or not all(map(_is_tensor, found.values())):
+            raise _NoTensorsError
+        state = {str(key): file.tensor(value) for key, value in found.items()}
+        return Checkpoint(state, dict(_scalars(content.get("hyper_parameters", {}))))
+
+
+def read_module(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a TorchScript archive (`torch.jit.save`), by its dotted name. Its code is never looked at."""
+    with _refusing(path), zipfile.ZipFile(path) as archive:
+        file = _File.open(path, archive)
+        program = file.bytes("data.pkl")
+        return {name: file.tensor(record) for name, record in _tensors(_unpickle(program), len(program))}
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Whatever a damaged or hostile file makes fail, the user reads which file it was."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            file = _File.open(path, archive)
-            content = _entries(_unpickle(file.bytes("data.pkl")))
-            found = _entries(content.get("state_dict", content))
-            if not found or not all(isinstance(v, Record) and v.path in (TENSOR, PARAMETER) for v in found.values()):
-                raise _NoTensorsError
-            state = {str(key): file.tensor(value) for key, value in found.items()}
-            return Checkpoint(state, dict(_scalars(content.get("hyper_parameters", {}))))
+        yield
     except MemoryError:
         raise
     except _NoTensorsError as error:
         raise ValueError(f"{path} holds no state dict of tensors; code in it is never run") from error
-    except Exception as error:  # a damaged or hostile file can fail in any way
+    except Exception as error:
+        # The repr has no control characters, whatever the names in the file are.
         raise ValueError(
-            f"{path} was refused: it is damaged or no checkpoint of tensors ({type(error).__name__}); "
-            "code in it is never run"
+            f"{path} was refused: it is damaged or no archive of tensors ({error!r}); code in it is never run"
         ) from error
 
 
@@ -144,6 +163,34 @@ def _entries(value: Any) -> dict[Any, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Record) and value.path in (TENSOR, PARAMETER)
+
+
+def _tensors(module: Any, most: int) -> Iterator[tuple[str, Record]]:
+    """The tensors of a TorchScript module and of the modules in it, by dotted name; flags and numbers are no weights.
+
+    A module may be shared, and then has several names; at most `most` values are looked at.
+    """
+    waiting = [("", module)]
+    for _ in range(most):
+        if not waiting:
+            return
+        name, value = waiting.pop()
+        if len(name) > MAX_PATH:
+            break
+        if _is_tensor(value):
+            yield name, value
+        elif isinstance(value, Record) and MODULE.fullmatch(value.path):
+            parts = _entries(value.state).items()
+            waiting += [(f"{name}.{key}" if name else str(key), part) for key, part in parts][::-1]
+        else:
+            kind = value if isinstance(value, type) else type(value)
+            if issubclass(kind, Record) and not LIST.fullmatch(kind.path):
+                raise ValueError(f"{kind.path} is not allowed in a TorchScript module")
+    raise ValueError("modules nested without end")
+
+
 def _scalars(tree: Any) -> Iterator[tuple[str, Scalar]]:
     """Every plain value in nested containers and records, with its path. What is shared is given once, at its first
     place, and paths are short: no file can make this much longer than itself."""
@@ -179,9 +226,11 @@ class _File:
 
     @classmethod
     def open(cls, path: Path, archive: zipfile.ZipFile) -> _File:
-        (program,) = [name for name in archive.namelist() if name.endswith("/data.pkl") and name.count("/") == 1]
+        found = [name for name in archive.namelist() if name.endswith("/data.pkl") and name.count("/") == 1]
+        if len(found) != 1:
+            raise ValueError(f"{len(found)} files data.pkl, not one")
         whole = torch.from_file(str(path), False, path.stat().st_size, dtype=torch.uint8)
-        file = cls(archive, program.removesuffix("data.pkl"), whole.untyped_storage())
+        file = cls(archive, found[0].removesuffix("data.pkl"), whole.untyped_storage())
         if f"{file.folder}byteorder" in archive.namelist() and file.bytes("byteorder") != sys.byteorder.encode():
             raise ValueError("written on a machine of another byte order")
         return file
@@ -199,11 +248,15 @@ class _File:
         """The tensor that a record of PyTorch's rebuild functions describes: a view of the mapped file."""
         while record.path == PARAMETER:
             record = record.args[0]
-        (kind, storage, name, *_), offset, size, stride = record.args[:4]
+        (kind, storage, name, _, count), offset, size, stride = record.args[:4]
         if record.path != TENSOR or kind != "storage":
-            raise ValueError("not a tensor")
+            raise ValueError(f"{record.path} of a {kind!r} is no tensor")
+        dtype = DTYPES[storage.path]
+        flat = self._storage(name)
+        if flat.nbytes() != count * dtype.itemsize:
+            raise ValueError(f"storage {name} has {flat.nbytes()} bytes, not {count} numbers of {dtype}")
         # Torch checks that size and stride stay inside the storage.
-        return torch.empty(0, dtype=DTYPES[storage.path]).set_(self._storage(name), offset, size, stride)
+        return torch.empty(0, dtype=dtype).set_(flat, offset, size, stride)
 
     def _storage(self, name: str) -> torch.UntypedStorage:
         info = self._stored(f"data/{name}")

@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -188,13 +188,24 @@ class World:
         tokens: Tensor = self.tokenizer.encode(pixels_BTHWC.permute(0, 1, 4, 2, 3))
         return tokens, batched
 
-    def save_pretrained(self, folder: str | Path) -> Path:
-        """Write model and tokenizer as one safetensors file that `load(name, weights=folder)` reads."""
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        dtype: torch.dtype | None = None,
+        on_file: Callable[[int, int], object] = lambda done, total: None,
+    ) -> Path:
+        """Write model and tokenizer as safetensors that `load(name, weights=folder)` reads, and give the folder.
+
+        They are one file, or shards; `dtype` and `on_file` are those of `weights.save`. The whole numbers of the
+        tokenizer's config are noted beside the tensors, for no shape may tell them.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / "model.safetensors"
-        checkpoint.save({"transformer": self.model, "tokenizer": self.tokenizer}, path, {"model": self.name})
-        return path
+        modules = {"transformer": self.model, "tokenizer": self.tokenizer}
+        numbers = {key: value for key, value in asdict(self.tokenizer.config).items() if type(value) is int}
+        notes = {"model": self.name} | {f"tokenizer.{key}": str(value) for key, value in numbers.items()}
+        checkpoint.save(modules, folder / "model.safetensors", notes, dtype, on_file)
+        return folder
 
     def _token_frames(self, frames: int | None) -> int | None:
         """New frames counted as the model does."""
@@ -236,13 +247,13 @@ def load(
     *,
     tokenizer: str | Path | None = None,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = torch.float32,
     seed: int = 0,
 ) -> World:
     """A world by name, with weights from a file, a folder or a hub id; `weights="random"` needs none.
 
-    `tokenizer` names a file of its own for the tokenizer, where the checkpoint has none. `seed` is that of
-    random weights.
+    `tokenizer` names a file of its own for the tokenizer, where the checkpoint has none. `dtype=None` leaves the
+    weights as they are stored. `seed` is that of random weights.
     """
     variant: Variant = find("models", name)
     device = check_device(device)

@@ -1,8 +1,8 @@
 """Reads checkpoints and fills models with them, strictly, without ever running code from a file.
 
 Accepted: safetensors (a file, or a folder with one or several shards), PyTorch `.ckpt/.bin/.pt/.pth` through
-`torch.load(weights_only=True)` (a Lightning `.ckpt` that this refuses, through `pickles`), TorchScript `.jit` through
-`torchscript`, and hub ids through huggingface_hub (its cache and offline mode apply).
+`torch.load(weights_only=True)`, a Lightning `.ckpt` that this refuses and TorchScript `.jit` through `pickles`, and hub
+ids through huggingface_hub (its cache and offline mode apply).
 """
 
 from __future__ import annotations
@@ -10,24 +10,27 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import cast
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from diagonal import pickles, torchscript
+from diagonal import pickles
 from diagonal.engine.protocols import WeightMap
 from diagonal.files import atomic
 
 PICKLED = (".ckpt", ".bin", ".pt", ".pth")
 SCRIPTED = ".jit"
+DIGITS = re.compile("[0-9]{1,18}")
 READABLE = (".safetensors", *PICKLED, SCRIPTED)
 HALVES = {f"encoder{SCRIPTED}", f"decoder{SCRIPTED}"}  # of a tokenizer; a third file beside them holds both again
 
+SHARD = 5 * 10**9  # bytes of tensors in a file that is written, at most
 SCALE = ".scale"
 
 State = dict[str, Tensor]
@@ -36,7 +39,7 @@ State = dict[str, Tensor]
 def read(source: str | Path) -> State:
     """All tensors of a checkpoint: a file, a folder of shards, or a hub id such as 'org/name'."""
     state: State = {}
-    for path in _files(locate(source)):
+    for path in files(locate(source)):
         part = _read_file(path)
         twice = state.keys() & part.keys()
         if twice:
@@ -46,9 +49,15 @@ def read(source: str | Path) -> State:
 
 
 def settings(source: str | Path) -> dict[str, pickles.Scalar]:
-    """The hyper-parameters that a Lightning checkpoint keeps beside its tensors, by path; other files have none."""
-    files = _files(locate(source))
-    return pickles.read(files[0]).settings if _lightning(files[0]) else {}
+    """What a checkpoint says beside its tensors, by path: a Lightning file's hyper-parameters, or the metadata of
+    safetensors (of the first shard; they hold texts, of which those of digits are numbers). Other files say nothing."""
+    first = files(locate(source))[0]
+    if _lightning(first):
+        return pickles.read(first).settings
+    if first.suffix != ".safetensors":
+        return {}
+    with _valid_safetensors(first), safe_open(first, "pt") as file:
+        return {key: int(text) if DIGITS.fullmatch(text) else text for key, text in (file.metadata() or {}).items()}
 
 
 def _lightning(path: Path) -> bool:
@@ -56,18 +65,29 @@ def _lightning(path: Path) -> bool:
 
 
 def locate(source: str | Path) -> Path:
-    """The local path of a checkpoint; a hub id is downloaded first."""
+    """The local path of a checkpoint. From the hub, 'org/name' is downloaded first without the folders in it, and
+    'org/name/folder/file.ckpt' as that one file."""
     path = Path(source).expanduser()
     if path.exists():
         return path
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
-        raise FileNotFoundError(f"weights {str(source)!r} do not exist; give a file, a folder, or a hub id 'org/name'")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    name = r"\w[\w.-]*"
+    match = re.fullmatch(rf"({name}/{name})(?:/((?:{name}/)*{name}))?", str(source))
+    if match is None or (match[2] is not None and not match[2].endswith(READABLE)):
+        raise FileNotFoundError(
+            f"weights {str(source)!r} do not exist; give a file, a folder, or a hub id 'org/name'; for one file of it, "
+            f"'org/name/file' that ends in {', '.join(READABLE)}"
+        )
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
 
+    repository, file = match.groups()
     try:
-        return Path(snapshot_download(str(source), allow_patterns=[f"*{suffix}" for suffix in READABLE] + ["*.json"]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        if file is not None:
+            return Path(hf_hub_download(repository, file))
+        wanted = [f"*{suffix}" for suffix in READABLE] + ["*.json"]
+        # Folders hold other things than the model: guardrails, text encoders, other sizes.
+        return Path(snapshot_download(repository, allow_patterns=wanted, ignore_patterns=["*/*"]))
+    except (EntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise FileNotFoundError(
             f"weights {str(source)!r} are no local path, and the hub did not give them: {error}"
         ) from error
@@ -124,31 +144,72 @@ def _join(parts: list[Tensor], names: list[str]) -> Tensor:
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def save(modules: Mapping[str, nn.Module], path: Path, metadata: Mapping[str, str]) -> None:
-    """Write modules as one safetensors file, each under its name as prefix, atomically."""
-    tensors = {
-        f"{name}.{key}": value.detach().contiguous().cpu()
-        for name, module in modules.items()
-        for key, value in module.state_dict().items()
-    }
-    with atomic(path) as temporary:
-        save_file(tensors, temporary, metadata=dict(metadata))
+def save(
+    modules: Mapping[str, nn.Module],
+    path: Path,
+    metadata: Mapping[str, str],
+    dtype: torch.dtype | None = None,
+    on_file: Callable[[int, int], object] = lambda done, total: None,
+) -> list[Path]:
+    """Write modules as safetensors, each under its name as prefix: one file, or shards where that would be too large.
+
+    Every file has the metadata. Numbers become `dtype`, one shard at a time; None keeps them as they are. The files
+    appear together, when all are written; after each, `on_file` is told how many are done, of how many.
+    """
+    tensors = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
+    shards = _shards({key: value.numel() * (dtype or value.dtype).itemsize for key, value in tensors.items()})
+    count = len(shards)
+    names = [f"{path.stem}-{number:05}-of-{count:05}{path.suffix}" for number in range(1, count + 1)]
+    paths = [path.with_name(name) for name in names] if count > 1 else [path]
+    other = {*path.parent.glob(f"{path.stem}-*-of-*{path.suffix}"), *path.parent.glob(path.name)} - {*paths}
+    if other:
+        listed = some(sorted(file.name for file in other))
+        raise FileExistsError(f"{path.parent} holds another number of parts: {listed}; remove them, or save elsewhere")
+    with ExitStack() as written:
+        for done, (target, keys) in enumerate(zip(paths, shards, strict=True), 1):
+            content = {key: tensors[key].detach().to(dtype=dtype).contiguous().cpu() for key in keys}
+            save_file(content, written.enter_context(atomic(target)), metadata=dict(metadata))
+            on_file(done, count)
+    return paths
 
 
-def _files(path: Path) -> list[Path]:
+def _shards(sizes: Mapping[str, int]) -> list[list[str]]:
+    """Keys in their order, in parts of at most SHARD bytes; a larger tensor is a part of its own."""
+    shards: list[list[str]] = [[]]
+    size = 0
+    for key, more in sizes.items():
+        if shards[-1] and size + more > SHARD:
+            shards.append([])
+            size = 0
+        shards[-1].append(key)
+        size += more
+    return shards
+
+
+def check_free(folder: Path) -> None:
+    """Refuse to write a checkpoint into a folder that holds one: their files would be read as one."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file; name a folder to write into")
+    found = sorted(file.name for file in folder.glob("*") if file.name.endswith(READABLE))
+    if found:
+        raise FileExistsError(f"{folder} already holds checkpoint files: {some(found)}; name another folder")
+
+
+def files(path: Path) -> list[Path]:
+    """The files that make up a checkpoint: itself, or those of a folder that belong together."""
     if path.is_file():
         if path.suffix not in READABLE:
             raise ValueError(f"{path} is no checkpoint: its name must end in {', '.join(READABLE)}")
         return [path]
     for suffix in READABLE:
-        files = sorted(file for file in path.glob(f"*{suffix}") if not file.name.startswith("."))
-        halves = [file for file in files if file.name in HALVES]
-        if len(files) == 1 or (files and suffix == ".safetensors"):
-            return files
+        found = sorted(file for file in path.glob(f"*{suffix}") if not file.name.startswith("."))
+        halves = [file for file in found if file.name in HALVES]
+        if len(found) == 1 or (found and suffix == ".safetensors"):
+            return found
         if len(halves) == len(HALVES):
             return halves
-        if files:
-            raise ValueError(f"{path} holds {len(files)} {suffix} files; name the one to load")
+        if found:
+            raise ValueError(f"{path} holds {len(found)} {suffix} files; name the one to load")
     raise FileNotFoundError(f"{path} holds no checkpoint ({', '.join(READABLE)})")
 
 
@@ -178,12 +239,18 @@ def restore(state: State) -> State:
 def _read_file(path: Path) -> State:
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
-    return torchscript.read(path) if path.suffix == SCRIPTED else _read_pickled(path)
+    return pickles.read_module(path) if path.suffix == SCRIPTED else _read_pickled(path)
 
 
 def _read_safetensors(path: Path) -> State:
-    try:
+    with _valid_safetensors(path):
         return load_file(path)
+
+
+@contextmanager
+def _valid_safetensors(path: Path) -> Iterator[None]:
+    try:
+        yield
     except SafetensorError as error:
         raise ValueError(f"{path} is not a valid safetensors file: {error}") from error
 

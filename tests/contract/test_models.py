@@ -27,6 +27,7 @@ def test_a_variant_says_all_that_its_surroundings_need(name: str) -> None:
     with torch.device("meta"):
         model, tokenizer = config.build(), find("tokenizers", variant.tokenizer).build()
     assert set(model.weight_map.prefixes) and tokenizer.patch >= 1 and tokenizer.stride >= 1
+    assert tokenizer.config == find("tokenizers", variant.tokenizer)
     assert not list(model.buffers())  # what is not a weight is computed, so that meta loading needs nothing else
 
 

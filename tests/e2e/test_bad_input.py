@@ -160,6 +160,15 @@ PLANS = {
     "more than all known": (["--grid", "3x4x4", "--known-frames", "7"], ["7 of 3 frames", "0 to 2"]),
     "stand-in without frame": (["--grid", "3x4x4", "--stand-in", "prompt_frame"], ["prompt_frame", "known frame"]),
     "picture not png": (["--grid", "3x4x4", "--picture", "wave.jpg"], ["wave.jpg", ".png"]),
+    "nothing to plan": ([], ["--grid", "--model", "one of the two"]),
+    "grid and model": (["--grid", "3x4x4", "--model", "doom"], ["--grid", "--model", "one of the two"]),
+    "card without model": (["--grid", "3x4x4", "--card", "24"], ["--card", "--grid"]),
+    "batch and frames without model": (["--grid", "3x4x4", "--batch", "2", "--frames", "8"], ["--frames, --batch"]),
+    "suffix of a model": (["--model", "doom", "--suffix", "2"], ["--suffix", "--model"]),
+    "unknown model": (["--model", "nonsense"], ["'nonsense'", "known: "]),
+    "half a token frame": (["--model", "cosmos/4b", "--frames", "20"], ["--frames 20", "8 at a time", "24"]),
+    "model without a start": (["--model", "cosmos/4b", "--known-frames", "0"], ["known frames"]),
+    "unknown dtype": (["--model", "doom", "--dtype", "int3"], ["'int3'", "bfloat16"]),
     "picture nowhere": (["--grid", "3x4x4", "--picture", "no/wave.png"], ["no/wave.png", "does not exist"]),
 }
 
@@ -175,7 +184,6 @@ def test_a_plan_that_cannot_be_made_says_why(tmp_path, case):
     [
         (["plan", "--grid", "3x4x4", "--suffix", "few"], ["--suffix", "integer"]),
         (["plan", "--grid", "3x4x4", "--stand-in", "left"], ["--stand-in", "previous_frame"]),
-        (["plan"], ["Missing option", "--grid"]),
         (["generate", "--frames", "0"], ["--frames", "1"]),
         (["generate", "--prompt-frames", "0"], ["--prompt-frames", "1"]),
         (["generate", "--top-p", "most"], ["--top-p", "number"]),

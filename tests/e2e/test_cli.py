@@ -137,6 +137,54 @@ def test_a_plan_can_be_drawn(tmp_path):
     assert os.listdir(tmp_path) == ["wave.png"]
 
 
+def test_the_plan_of_a_model_is_that_of_its_window_with_its_memory(tmp_path):
+    numbers = json.loads(run(tmp_path, "plan", "--model", "cosmos/12b", "--schedule", "diagonal:k=2,d=10", "--json"))
+    assert (numbers["grid"], numbers["steps"], numbers["prompt_inputs"]) == ("5x40x64", 162, 2 * 40 * 64)
+    assert (numbers["model"], numbers["dtype"], numbers["batch"], numbers["slots"]) == (
+        "cosmos/12b",
+        "bfloat16",
+        1,
+        12800,
+    )
+    assert (round(numbers["weights_gb"], 2), round(numbers["cache_gb"], 2)) == (23.12, 2.10)
+    parts = ("weights_gb", "tokenizer_gb", "cache_gb", "activations_gb")
+    assert numbers["peak_gb"] == pytest.approx(sum(numbers[part] for part in parts))
+    assert numbers["fits"] == {"24": False, "40": True, "48": True, "80": True, "96": True, "141": True}
+
+
+def test_a_model_is_planned_for_the_frames_the_batch_and_the_card_at_hand(tmp_path):
+    arguments = ["--frames", "40", "--dtype", "float32", "--batch", "2", "--card", "24.5", "--json"]
+    numbers = json.loads(run(tmp_path, "plan", "--model", "cosmos/4b", "--schedule", "diagonal:k=2,d=10", *arguments))
+    assert (numbers["windows"], numbers["all_steps"]) == (2, 162 + 152)  # 24 frames, then 16
+    assert round(numbers["weights_gb"], 2) == round(2 * 8.028176, 2)
+    assert round(numbers["cache_gb"], 2) == round(2 * 2 * 0.838861, 2)
+    assert numbers["fits"] == {"24.5": numbers["peak_gb"] <= 24.5}
+
+
+def test_known_frames_of_a_model_can_be_given(tmp_path):
+    numbers = json.loads(
+        run(tmp_path, "plan", "--model", "mcar/tiny", "--known-frames", "1", "--frames", "3", "--json")
+    )
+    assert (numbers["grid"], numbers["prompt_inputs"], numbers["tokens"]) == ("4x14x24", 14 * 24 + 11, 3 * 14 * 24)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["23.12 GB in bfloat16", "2.10 GB for 12800 tokens", "40, 48, 80, 96, 141 GB", "does not fit"]),
+        (["--card", "24"], ["on 24 GB", "does not fit: 2.21 GB too much"]),
+        (["--card", "80"], ["on 80 GB", "fits, 53.79 GB to spare"]),
+        (
+            ["--frames", "48", "--batch", "2"],
+            ["windows", "2 one after the other", "4.19 GB for 12800 tokens of 2 clips"],
+        ),
+    ],
+)
+def test_memory_is_shown_with_the_plan(tmp_path, arguments, words):
+    text = run(tmp_path, "plan", "--model", "cosmos/12b", *arguments)
+    assert all(word in text for word in ["steps", "peak memory", *words])
+
+
 # --help
 
 HEAVY = ("torch", "diffusers", "av", "PIL", "huggingface_hub", "safetensors")
@@ -154,9 +202,25 @@ sys.stderr.write(" ".join(name for name in {HEAVY!r} if name in sys.modules))
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--help"], ["plan", "models", "generate", "record", "train", "finetune", "evaluate"]),
-        (["plan", "--help"], ["--grid", "--schedule", "--prefix", "--suffix", "--known-frames", "--picture", "--json"]),
+        (["--help"], ["plan", "models", "convert", "generate", "record", "train", "finetune", "evaluate"]),
+        (
+            ["plan", "--help"],
+            [
+                "--grid",
+                "--model",
+                "--dtype",
+                "--batch",
+                "--card",
+                "--schedule",
+                "--prefix",
+                "--suffix",
+                "--known-frames",
+                "--picture",
+                "--json",
+            ],
+        ),
         (["models", "--help"], ["--json"]),
+        (["convert", "--help"], ["--model", "--weights", "--tokenizer", "--dtype", "--out", "--json"]),
         (["generate", "--help"], ["--model", "--weights", "--prompt", "--actions", "--frames", "--compare", "--out"]),
         (["record", "--help"], ["--world", "--scenario", "--frames", "--seed", "--workers", "--episode-frames"]),
         (["train", "--help"], ["all", "tokenizer", "judge", "world"]),

@@ -1,10 +1,11 @@
-"""Lightning checkpoints: tensors and hyper-parameters come out, and whatever else is in the file stays inert."""
+"""Lightning checkpoints and TorchScript modules: tensors and settings come out; what else is in a file stays inert."""
 
 from __future__ import annotations
 
 import collections
 import copyreg
 import functools
+import io
 import operator
 import os
 import pickle
@@ -17,14 +18,23 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+import diagonal
 from diagonal import pickles, weights
-from diagonal.pickles import read
+from diagonal.pickles import read, read_module
+from diagonal.tokenizers.cosmos import VARIANTS, CosmosTokenizer, Past
+from tests.tiny import build
+
+# These tests make TorchScript files; the library does not.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
+]
 
 
 def rewrite(path: Path, change: Callable[[str, bytes], bytes | None], compression: int = zipfile.ZIP_STORED) -> Path:
-    """The same checkpoint with files of its zip changed, or left out where `change` gives None."""
+    """The same archive with files of its zip changed, or left out where `change` gives None."""
     target = path.with_name("rewritten.ckpt")
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(target, "w", compression) as written:
         for name in source.namelist():
@@ -407,9 +417,9 @@ def test_a_file_without_tensors_is_refused(tmp_path, content):
         read(tmp_path / "odd.ckpt")
 
 
-def described(size: Any, stride: Any, offset: Any = 0, storage: Any = "0") -> bytes:
+def described(size: Any, stride: Any, offset: Any = 0, storage: Any = "0", count: int = 6) -> bytes:
     """The program of a checkpoint whose one tensor is described like this, over the six numbers of `plain`."""
-    source = ("storage", torch.FloatStorage, storage, "cpu", 6)
+    source = ("storage", torch.FloatStorage, storage, "cpu", count)
     return pickle.dumps({"state_dict": {"w": Calls(torch._utils._rebuild_tensor_v2, source, offset, size, stride)}}, 2)
 
 
@@ -430,3 +440,274 @@ def test_a_tensor_is_what_its_description_says(plain):
 def test_a_tensor_that_its_storage_does_not_hold_is_refused(plain, wrong):
     with pytest.raises(ValueError, match=r"rewritten\.ckpt was refused"):
         read(with_program(plain, described(*wrong)))
+
+
+def test_a_storage_of_another_size_than_its_description_is_refused(plain):
+    with pytest.raises(ValueError, match=r"storage 0 has 24 bytes, not 5 numbers of torch\.float32"):
+        read(with_program(plain, described((2,), (1,), count=5)))
+
+
+# TorchScript modules
+
+
+class Part(nn.Module):
+    """Parameters, buffers of several kinds, a list and numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 3, 1)
+        self.register_buffer("steps", torch.arange(3))
+        self.register_buffer("flags", torch.tensor([True, False]))
+        self.turned = nn.Parameter(torch.arange(6.0).reshape(2, 3).t().bfloat16())
+        self.sizes, self.scale = [1, 2], 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(x)
+        return out
+
+
+def _network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Part(), nn.ReLU(), nn.GroupNorm(1, 3))
+
+
+def _save(path: Path, how: str = "trace") -> dict[str, Tensor]:
+    module = _network()
+    made = torch.jit.trace(module, torch.zeros(1, 2, 4, 4)) if how == "trace" else torch.jit.script(module)
+    torch.jit.save(made, path)
+    return module.state_dict()
+
+
+def _change(path: Path, changes: dict[str, bytes | None]) -> None:
+    """The same archive with some files replaced, or left out."""
+    rewrite(path, lambda name, data: changes.get(name, data)).replace(path)
+
+
+@pytest.mark.parametrize("how", ["trace", "script"])
+def test_every_tensor_of_a_module_is_read(tmp_path: Path, how: str):
+    expected = _save(tmp_path / "net.jit", how)
+    state = read_module(tmp_path / "net.jit")
+    assert state.keys() == expected.keys()
+    for key, value in expected.items():
+        assert state[key].dtype == value.dtype and torch.equal(state[key], value), key
+    assert weights.read(tmp_path / "net.jit").keys() == expected.keys()
+
+
+def test_where_a_tensor_lay_when_it_was_saved_does_not_matter(tmp_path: Path):
+    expected = _save(tmp_path / "net.jit")
+    with zipfile.ZipFile(tmp_path / "net.jit") as archive:
+        content = archive.read("net/data.pkl")
+    short, long = (b"X" + len(name).to_bytes(4, "little") + name for name in (b"cpu", b"cuda:0"))
+    assert content.count(short) == 1
+    _change(tmp_path / "net.jit", {"data.pkl": content.replace(short, long)})
+    state = read_module(tmp_path / "net.jit")
+    assert all(torch.equal(state[key], value) and state[key].device.type == "cpu" for key, value in expected.items())
+
+
+def _holding(value: bytes) -> bytes:
+    """The program of a module with one attribute, given as its pickle without start and end."""
+    return b"\x80\x02c__torch__\nNet\n)\x81}X\x01\x00\x00\x00w" + value + b"sb."
+
+
+@pytest.mark.parametrize("place", ["attribute", "module"])
+@pytest.mark.parametrize("kind", TRAPS)
+def test_code_in_the_pickle_of_a_module_is_refused_and_not_run(tmp_path: Path, kind: str, place: str):
+    _save(tmp_path / "net.jit")
+    content = pickle.dumps(TRAPS[kind](tmp_path), protocol=2)
+    _change(tmp_path / "net.jit", {"data.pkl": _holding(content[2:-1]) if place == "attribute" else content})
+    with pytest.raises(ValueError, match=r"net\.jit was refused: .* is not allowed.*never run"):
+        weights.read(tmp_path / "net.jit")
+    assert not (tmp_path / "sprung").exists()
+    pickle.loads(content)  # the same bytes, trusted
+    assert (tmp_path / "sprung").exists()
+
+
+def test_code_in_a_list_of_a_module_is_not_run(tmp_path: Path):
+    """Lists hold no weights, and are not looked into."""
+    _save(tmp_path / "net.jit")
+    trap = pickle.dumps(TRAPS["exec"](tmp_path), protocol=2)[2:-1]
+    _change(tmp_path / "net.jit", {"data.pkl": _holding(b"ctorch.jit._pickle\nbuild_list\n(](" + trap + b"etR")})
+    assert read_module(tmp_path / "net.jit") == {}
+    assert not (tmp_path / "sprung").exists()
+
+
+def _laughs() -> bytes:
+    """Modules in modules, sixty deep, each twice the one before."""
+    one = b"c__torch__\nNet\n)\x81}(X\x01\x00\x00\x00a%bX\x01\x00\x00\x00b%bub"
+    program = b"c__torch__\nNet\n)\x81q\x00"
+    for number in range(60):
+        number_put, got = bytes([number + 1]), b"h" + bytes([number])
+        program += one.replace(b"%b", got) + b"q" + number_put
+    return b"\x80\x02" + program + b"."
+
+
+LOOP = b"\x80\x02c__torch__\nNet\n)\x81q\x00}X\x01\x00\x00\x00wh\x00sb."
+
+
+@pytest.mark.parametrize("program", [_laughs(), LOOP], ids=["shared", "itself"])
+def test_modules_without_end_are_refused(tmp_path: Path, program: bytes):
+    _save(tmp_path / "net.jit")
+    _change(tmp_path / "net.jit", {"data.pkl": program})
+    with pytest.raises(ValueError, match="nested without end"):
+        read_module(tmp_path / "net.jit")
+
+
+def test_code_in_the_archive_is_not_even_read(tmp_path: Path):
+    expected = _save(tmp_path / "net.jit")
+    _change(tmp_path / "net.jit", {"code/__torch__.py": b"raise SystemExit", "constants.pkl": b"not a pickle"})
+    assert read_module(tmp_path / "net.jit").keys() == expected.keys()
+
+
+@pytest.mark.parametrize("name", ["os\nsystem", "builtins\neval", "torch\nload", "torch.jit._pickle\nrestore_type_tag"])
+def test_any_other_name_in_a_module_is_refused(tmp_path: Path, name: str):
+    _save(tmp_path / "net.jit")
+    _change(tmp_path / "net.jit", {"data.pkl": b"\x80\x02c" + name.encode() + b"\n."})
+    with pytest.raises(ValueError, match="is not allowed"):
+        read_module(tmp_path / "net.jit")
+
+
+def _pickled(persistent: object) -> bytes:
+    """A module with one tensor of four numbers in storage 0."""
+    buffer = io.BytesIO()
+
+    class Writer(pickle.Pickler):
+        def persistent_id(self, value: object) -> object:
+            return persistent if value == "here" else None
+
+    Writer(buffer, protocol=2).dump("here")
+    storage = buffer.getvalue()[2:-1]
+    size = b"K\x00K\x04\x85K\x01\x85\x89}t"  # offset 0, size (4,), stride (1,), no gradient, no hooks
+    return _holding(b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + size + b"R")
+
+
+@pytest.mark.parametrize(
+    ("pid", "problem"),
+    [
+        (("module", "float", "0", "cpu", 4), "of a 'module' is no tensor"),
+        (("storage", "float", "0"), "unpack"),
+        ("storage", "unpack"),
+    ],
+)
+def test_persistent_objects_other_than_storages_are_refused(tmp_path: Path, pid: object, problem: str):
+    _save(tmp_path / "net.jit")
+    _change(tmp_path / "net.jit", {"data.pkl": _pickled(pid)})
+    with pytest.raises(ValueError, match=problem):
+        read_module(tmp_path / "net.jit")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"data.pkl": None}, "0 files data.pkl, not one"),
+        ({"data.pkl": b"\x80\x02"}, "pickle exhausted"),
+        ({"data/0": None}, "KeyError"),
+        ({"data/0": b"\x00" * 4}, "storage 0 has 4 bytes, not 6 numbers of torch.bfloat16"),
+        ({"byteorder": b"big"}, "another byte order"),
+    ],
+)
+def test_a_damaged_module_is_refused(tmp_path: Path, changes: dict[str, bytes | None], problem: str):
+    _save(tmp_path / "net.jit")
+    _change(tmp_path / "net.jit", changes)
+    with pytest.raises(ValueError, match=rf"net\.jit was refused: .*{problem}"):
+        read_module(tmp_path / "net.jit")
+
+
+def test_a_jit_file_that_is_no_archive_is_refused(tmp_path: Path):
+    (tmp_path / "net.jit").write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="no archive of tensors"):
+        weights.read(tmp_path / "net.jit")
+
+
+# The files of a published tokenizer
+
+
+class Encoding(nn.Module):
+    """The encoder as it is published: traced, with the quantiser's and the wavelets' tables."""
+
+    def __init__(self, tokenizer: CosmosTokenizer) -> None:
+        super().__init__()
+        self.encoder, self.quant_conv = tokenizer.encoder, tokenizer.quant_conv
+        self.quantizer = _tables("_levels", "_basis", "implicit_codebook")
+
+    def forward(self, x: Tensor) -> Tensor:
+        past = Past({}, start=True)
+        out: Tensor = self.quant_conv(self.encoder(x, past), past)
+        return out
+
+
+class Decoding(nn.Module):
+    """And the decoder."""
+
+    def __init__(self, tokenizer: CosmosTokenizer) -> None:
+        super().__init__()
+        self.decoder, self.post_quant_conv = tokenizer.decoder, tokenizer.post_quant_conv
+        self.inv_quant = nn.ModuleDict({"quantizer": _tables("_levels", "_basis", "implicit_codebook")})
+
+    def forward(self, codes: Tensor) -> Tensor:
+        past = Past({}, start=True)
+        out: Tensor = self.decoder(self.post_quant_conv(codes, past), past)
+        return out
+
+
+def _tables(*names: str) -> nn.Module:
+    module = nn.Module()
+    for name in names:
+        module.register_buffer(name, torch.arange(3))
+    return module
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> tuple[Path, CosmosTokenizer]:
+    """A folder with encoder.jit, decoder.jit and autoencoder.jit of a tiny tokenizer."""
+    coder: Any = build(VARIANTS["tiny"], seed=5)
+    coder.encoder.patcher3d = _tables("wavelets", "_arange", "patch_size_buffer")
+    coder.decoder.unpatcher3d = _tables("wavelets", "_arange")
+    with torch.no_grad():
+        torch.jit.save(torch.jit.trace(Encoding(coder), torch.zeros(1, 3, 9, 32, 32)), tmp_path / "encoder.jit")
+        torch.jit.save(torch.jit.trace(Decoding(coder), torch.zeros(1, 3, 2, 2, 2)), tmp_path / "decoder.jit")
+    (tmp_path / "autoencoder.jit").write_bytes((tmp_path / "encoder.jit").read_bytes())
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path, coder
+
+
+def test_a_published_tokenizer_is_its_two_halves(published: tuple[Path, CosmosTokenizer]):
+    folder, coder = published
+    state = weights.read(folder)
+    assert {"encoder.patcher3d.wavelets", "quantizer._levels", "inv_quant.quantizer._basis"} <= state.keys()
+    world = diagonal.load("cosmos/tiny", tokenizer=folder, weights=_model(folder))
+    own = {key: value for key, value in coder.state_dict().items() if "patcher3d" not in key}
+    assert own.keys() == world.tokenizer.state_dict().keys()
+    assert all(torch.equal(value, own[key]) for key, value in world.tokenizer.state_dict().items())
+
+
+def _model(folder: Path) -> Path:
+    """A model to go with it, from elsewhere."""
+    path = folder / "model"
+    diagonal.load("cosmos/tiny").save_pretrained(path)
+    state = {key: value for key, value in weights.read(path).items() if key.startswith("transformer.")}
+    torch.save(state, path / "model.pt")
+    return path / "model.pt"
+
+
+def test_a_traced_tokenizer_and_ours_compute_the_same(published: tuple[Path, CosmosTokenizer]):
+    """The traces are real ones: they run, and give what the weights that we read give."""
+    folder, _ = published
+    coder: Any = build(VARIANTS["tiny"])
+    weights.load(coder, weights.read(folder), "cosmos/tiny")
+    video = torch.randint(256, (1, 9, 3, 32, 32), generator=torch.Generator().manual_seed(0)).byte()
+    traced = torch.jit.load(folder / "encoder.jit")(video.transpose(1, 2) / 127.5 - 1)
+    torch.testing.assert_close(coder.latents(video), traced, atol=1e-5, rtol=1e-5)
+
+
+def test_one_file_alone_lacks_the_other_half(published: tuple[Path, CosmosTokenizer]):
+    folder, _ = published
+    coder: Any = build(VARIANTS["tiny"])
+    with pytest.raises(ValueError, match=r"missing: decoder\."):
+        weights.load(coder, weights.read(folder / "encoder.jit"), "cosmos/tiny")
+
+
+def test_several_other_archives_are_too_many(tmp_path: Path):
+    for name in ("a", "b"):
+        _save(tmp_path / f"{name}.jit")
+    with pytest.raises(ValueError, match=r"holds 2 \.jit files; name the one to load"):
+        weights.read(tmp_path)

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from huggingface_hub.utils._paths import filter_repo_objects
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from diagonal import weights
@@ -141,6 +142,112 @@ def test_safetensors_are_preferred_in_a_folder_that_has_both(tmp_path, published
     save_file(published, tmp_path / "model.safetensors")
     torch.save({"other": torch.zeros(1)}, tmp_path / "model.bin")
     assert_same(weights.read(tmp_path), published)
+
+
+# Writing
+
+
+SMALL = 200  # bytes: Toy has 80 of embeddings and twice 96, ToyTokenizer 24 and 8
+
+
+def numbers(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.state_dict())
+
+
+def test_a_checkpoint_that_is_too_large_is_written_in_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "SHARD", SMALL)
+    model, tokenizer, told = Toy(), ToyTokenizer(), []
+    modules = {"transformer": model, "tokenizer": tokenizer}
+    path = tmp_path / "model.safetensors"
+    paths = weights.save(modules, path, {"model": "toy"}, on_file=lambda done, total: told.append((done, total)))
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert [path.name for path in paths] == names == sorted(os.listdir(tmp_path))
+    assert told == [(1, 2), (2, 2)]
+    assert [sum(value.nbytes for value in load_file(path).values()) for path in paths] == [80 + 96, 96 + 24 + 8]
+    for path in paths:
+        assert weights.settings(path) == {"model": "toy"}
+    state = weights.read(tmp_path)
+    assert_same(state, prefixed(numbers(model), "transformer.") | prefixed(numbers(tokenizer), "tokenizer."))
+
+
+def test_a_tensor_larger_than_a_shard_has_one_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "SHARD", 90)
+    paths = weights.save({"transformer": Toy()}, tmp_path / "model.safetensors", {})
+    assert [list(load_file(path)) for path in paths] == [
+        ["transformer.embed.weight"],
+        ["transformer.blocks.0.qk.weight"],
+        ["transformer.blocks.1.qk.weight"],
+    ]
+
+
+def test_shards_are_cut_by_the_size_that_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "SHARD", SMALL)
+    model = Toy()
+    (path,) = weights.save({"transformer": model}, tmp_path / "model.safetensors", {}, torch.bfloat16)
+    assert path.name == "model.safetensors"
+    assert_same(load_file(path), {f"transformer.{key}": value.bfloat16() for key, value in numbers(model).items()})
+    assert model.embed.weight.dtype == torch.float32
+
+
+def test_what_is_stored_in_several_types_stays_so(tmp_path):
+    model = Toy()
+    model.embed.bfloat16()
+    weights.save({"transformer": model}, tmp_path / "model.safetensors", {})
+    assert_same(weights.read(tmp_path), prefixed(numbers(model), "transformer."))
+
+
+def test_a_failure_between_two_shards_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "SHARD", SMALL)
+
+    def fail(done: int, total: int) -> None:
+        assert len(os.listdir(tmp_path)) == 1  # written, under another name
+        raise OSError("No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        weights.save({"transformer": Toy()}, tmp_path / "model.safetensors", {}, on_file=fail)
+    assert os.listdir(tmp_path) == []
+
+
+def test_another_number_of_shards_is_not_written_beside_the_first(tmp_path, monkeypatch):
+    """All of them would be read as one checkpoint."""
+    path = tmp_path / "model.safetensors"
+    weights.save({"transformer": Toy()}, path, {})
+    weights.save({"transformer": Toy()}, path, {})  # the same files again are replaced
+    monkeypatch.setattr(weights, "SHARD", SMALL)
+    with pytest.raises(FileExistsError, match=r"another number of parts: model\.safetensors; remove them"):
+        weights.save({"transformer": Toy()}, path, {})
+    path.unlink()
+    weights.save({"transformer": Toy()}, path, {})
+    monkeypatch.undo()
+    with pytest.raises(FileExistsError, match=r"model-00001-of-00002\.safetensors, model-00002-of-00002\.safetensors"):
+        weights.save({"transformer": Toy()}, path, {})
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "last.ckpt", "model.pt", "encoder.jit"])
+def test_a_folder_that_holds_a_checkpoint_is_not_free(tmp_path, name):
+    weights.check_free(tmp_path / "new")
+    (tmp_path / "notes.txt").write_text("fine")
+    weights.check_free(tmp_path)
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(FileExistsError, match=f"already holds checkpoint files: {name}"):
+        weights.check_free(tmp_path)
+    with pytest.raises(NotADirectoryError, match="is a file; name a folder"):
+        weights.check_free(tmp_path / name)
+
+
+# What a checkpoint says beside its tensors
+
+
+def test_metadata_of_safetensors_are_settings_and_digits_are_numbers(tmp_path):
+    said = {"model": "toy", "tokenizer.head_size": "64", "version": "1.0", "odd": "6²", "long": "9" * 5000, "none": ""}
+    weights.save({"transformer": Toy()}, tmp_path / "model.safetensors", said)
+    assert weights.settings(tmp_path) == said | {"tokenizer.head_size": 64}
+
+
+def test_settings_of_a_damaged_file_are_refused(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match="not a valid safetensors file"):
+        weights.settings(tmp_path)
 
 
 # Filling a module
@@ -364,7 +471,19 @@ def test_a_folder_with_two_checkpoints_asks_for_one(tmp_path, published):
     assert_same(weights.read(tmp_path / "b.ckpt"), published)
 
 
-@pytest.mark.parametrize("source", ["nowhere.ckpt", "a/b/nowhere.safetensors", "./nowhere/"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "nowhere.ckpt",
+        "a/b/nowhere",
+        "a/b/nowhere.txt",
+        "a/b/../c.ckpt",
+        "../a/b.ckpt",
+        "../a",
+        "./nowhere/",
+        "/a/b.ckpt",
+    ],
+)
 def test_a_path_that_does_not_exist_is_refused_without_asking_the_hub(tmp_path, monkeypatch, offline, source):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="do not exist; give a file, a folder, or a hub id"):
@@ -393,7 +512,9 @@ def offline(tmp_path, monkeypatch) -> list[object]:
     return attempts
 
 
-@pytest.mark.parametrize("source", ["organisation/model", "checkpoints/700M_16f.ckpt"])
+@pytest.mark.parametrize(
+    "source", ["organisation/model", "checkpoints/700M_16f.ckpt", "organisation/model/folder/a.ckpt", "a/b/c.jit"]
+)
 def test_a_hub_id_that_is_not_cached_is_clear_offline_and_asks_no_network(offline, source):
     with pytest.raises(FileNotFoundError, match=f"weights '{source}' are no local path, and the hub did not give them"):
         weights.read(source)
@@ -407,11 +528,73 @@ def test_a_hub_that_cannot_be_reached_is_clear(offline, monkeypatch):
     assert offline  # the network was asked: the test above would notice
 
 
-def test_a_hub_id_in_the_cache_is_read_offline(tmp_path, offline, published):
-    folder, commit = tmp_path / "hub" / "models--organisation--model", "0" * 40
+@pytest.fixture
+def snapshot(tmp_path) -> Path:
+    """The folder of a model in the hub's cache."""
+    commit = "0" * 40
+    folder: Path = tmp_path / "hub" / "models--organisation--model"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text(commit)
     (folder / "snapshots" / commit).mkdir(parents=True)
-    save_file(published, folder / "snapshots" / commit / "model.safetensors")
+    return folder / "snapshots" / commit
+
+
+def test_a_hub_id_in_the_cache_is_read_offline(offline, snapshot, published):
+    save_file(published, snapshot / "model.safetensors")
     assert_same(weights.read("organisation/model"), published)
     assert offline == []
+
+
+def test_one_file_of_the_hub_is_read_offline(offline, snapshot, published):
+    (snapshot / "sizes").mkdir()
+    torch.save(published, snapshot / "sizes" / "small.ckpt")
+    torch.save({"other": torch.zeros(1)}, snapshot / "sizes" / "large.ckpt")
+    assert_same(weights.read("organisation/model/sizes/small.ckpt"), published)
+    assert offline == []
+
+
+def test_a_local_path_comes_before_the_hub(tmp_path, monkeypatch, offline, snapshot, published):
+    save_file({"other": torch.zeros(1)}, snapshot / "model.safetensors")
+    (tmp_path / "organisation" / "model").mkdir(parents=True)
+    save_file(published, tmp_path / "organisation" / "model" / "model.safetensors")
+    monkeypatch.chdir(tmp_path)
+    for source in ("organisation/model", "organisation/model/model.safetensors"):
+        assert_same(weights.read(source), published)
+
+
+FILES = [
+    "model.pt",
+    "config.json",
+    "README.md",
+    "guardrail/video/model.pt",
+    "guardrail/config.json",
+    "text/a.safetensors",
+]
+
+
+def test_only_the_checkpoint_files_at_the_top_of_a_repository_are_downloaded(monkeypatch, tmp_path, published):
+    """The hub, faked: what is asked for goes through its own filter."""
+    asked: list[str] = []
+
+    def snapshot_download(repository: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        assert repository == "organisation/model"
+        asked.extend(filter_repo_objects(FILES, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns))
+        torch.save(published, tmp_path / "model.pt")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert_same(weights.read("organisation/model"), published)
+    assert asked == ["model.pt", "config.json"]
+
+
+def test_one_file_of_a_repository_is_downloaded_alone(monkeypatch, tmp_path, published):
+    asked: list[tuple[str, str]] = []
+
+    def hf_hub_download(repository: str, file: str) -> str:
+        asked.append((repository, file))
+        torch.save(published, tmp_path / "small.ckpt")
+        return str(tmp_path / "small.ckpt")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", hf_hub_download)
+    assert_same(weights.read("organisation/model/sizes/small.ckpt"), published)
+    assert asked == [("organisation/model", "sizes/small.ckpt")]

@@ -64,6 +64,11 @@ class VideoTokenizer(Protocol):
     """Pixels to token ids and back. Videos are uint8, (B, T, C, height, width)."""
 
     @property
+    def config(self) -> Any:
+        """Its sizes, a dataclass; the whole numbers in it are saved with the weights."""
+        ...
+
+    @property
     def patch(self) -> int:
         """Pixels per token along each side of a frame."""
         ...

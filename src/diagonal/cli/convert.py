@@ -1,0 +1,53 @@
+"""`diagonal convert`: a published checkpoint becomes a folder of safetensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from diagonal.cli import Json, app, out, print_json, progress_bar
+
+
+@app.command()
+def convert(
+    model: Annotated[str, typer.Option(help="A name from `diagonal models`.")],
+    weights: Annotated[str, typer.Option(help="Checkpoint file, folder or hub id.")],
+    out_path: Annotated[Path, typer.Option("--out", help="Folder to write; it must hold no checkpoint.")],
+    tokenizer: Annotated[str | None, typer.Option(help="Checkpoint of the tokenizer, if it is apart.")] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float32, or auto: as it is stored.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Read a checkpoint strictly and write model and tokenizer as safetensors: `--weights FOLDER` then loads them."""
+    from diagonal.pipeline import find_dtype, load
+    from diagonal.weights import check_free, files
+
+    # All that can be refused is refused before a large model is loaded.
+    check_free(out_path)
+    wanted = None if dtype == "auto" else find_dtype(dtype, "cpu")
+    # With no dtype to convert to, what is stored stays mapped from its file, and shards are converted one by one.
+    world = load(model, weights, tokenizer=tokenizer, dtype=None)
+    tensors = [*world.model.state_dict().values(), *world.tokenizer.state_dict().values()]
+    with progress_bar("files") as progress:
+        task = progress.add_task(model, total=None, note="")
+        world.save_pretrained(out_path, wanted, lambda done, total: progress.update(task, completed=done, total=total))
+    written = files(out_path)
+    dtypes = {str(wanted or tensor.dtype).removeprefix("torch.") for tensor in tensors}
+    numbers = {
+        "model": model,
+        "out": str(out_path),
+        "files": [file.name for file in written],
+        "parameters": sum(tensor.numel() for tensor in tensors),
+        "bytes": sum(file.stat().st_size for file in written),
+        "dtype": ", ".join(sorted(dtypes)),
+    }
+    if as_json:
+        print_json(numbers)
+        return
+    table = Table("model", "files", "parameters", "GB", "numbers", box=None)
+    size = f"{numbers['bytes'] / 1e9:.2f}"
+    table.add_row(model, f"{len(written)}", f"{numbers['parameters']:,}", size, f"{numbers['dtype']}")
+    out.print(table)
+    out.print(f"in {out_path}; load it with --weights {out_path}", markup=False)
