@@ -37,6 +37,7 @@ ALLOWED = {
     "weights": {"files", "engine.protocols", "pickles", "torchscript"},
     "draw": {"files", "grid", "plan", "video"},
     "pipeline": {"engine", "grid", "names", "plan", "schedules", "video", "weights"},
+    "text": {"files"},
     "lpips": set(),
     "evaluation": {
         "engine.protocols",
@@ -188,7 +189,7 @@ import sys
 for name in ("diffusers", "av", "PIL", "typer", "rich", "huggingface_hub", "transformers"):
     sys.modules[name] = None
 import diagonal.engine.decode, diagonal.models.mcar, diagonal.pipeline, diagonal.weights, diagonal.worlds.vpt
-import diagonal.models.wham, diagonal.tokenizers.wham, diagonal.worlds.xbox
+import diagonal.models.wham, diagonal.tokenizers.wham, diagonal.worlds.xbox, diagonal.text
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -139,7 +139,7 @@ def test_a_plan_can_be_drawn(tmp_path):
 
 # --help
 
-HEAVY = ("torch", "diffusers", "av", "PIL", "huggingface_hub", "safetensors")
+HEAVY = ("torch", "diffusers", "av", "PIL", "huggingface_hub", "safetensors", "transformers")
 QUICK = f"""
 import sys
 from diagonal.cli import main
