@@ -35,6 +35,7 @@ ALLOWED = {
     "pickles": set(),
     "weights": {"files", "engine.protocols", "pickles"},
     "draw": {"files", "grid", "plan", "video"},
+    "text": {"files"},
     "stream": {"engine", "plan", "video"},
     "memory": {"engine.protocols", "names", "plan"},
     "pipeline": {"engine", "grid", "names", "plan", "schedules", "stream", "text", "video", "weights"},
@@ -189,7 +190,7 @@ import sys
 for name in ("diffusers", "av", "PIL", "typer", "rich", "huggingface_hub", "transformers"):
     sys.modules[name] = None
 import diagonal.engine.decode, diagonal.models.mcar, diagonal.pipeline, diagonal.weights, diagonal.worlds.vpt
-import diagonal.models.wham, diagonal.tokenizers.wham, diagonal.worlds.xbox
+import diagonal.models.wham, diagonal.tokenizers.wham, diagonal.worlds.xbox, diagonal.text
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

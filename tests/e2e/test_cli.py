@@ -187,7 +187,7 @@ def test_memory_is_shown_with_the_plan(tmp_path, arguments, words):
 
 # --help
 
-HEAVY = ("torch", "diffusers", "av", "PIL", "huggingface_hub", "safetensors")
+HEAVY = ("torch", "diffusers", "av", "PIL", "huggingface_hub", "safetensors", "transformers")
 QUICK = f"""
 import sys
 from diagonal.cli import main
