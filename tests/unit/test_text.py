@@ -71,13 +71,13 @@ def encoder(folders) -> Encoder:
 
 
 @pytest.fixture
-def own(encoder, tmp_path) -> Encoder:
+def own(encoder: Encoder, tmp_path: Path) -> Encoder:
     """An encoder whose folder may be spoiled."""
     return replace(encoder, source=str(shutil.copytree(encoder.source, tmp_path / "own")))
 
 
 @pytest.fixture
-def cache(tmp_path) -> Path:
+def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
@@ -109,7 +109,7 @@ def test_embeddings_are_those_of_the_padded_and_masked_model(folders, cache, kin
     encoder = Encoder(str(folders[kind]), length=32, width=24, dtype=dtype)
     given_BLC, mask_BL = padded(encoder, [*SENTENCES, ""])
     text_BLC = embed([*SENTENCES, ""], encoder, device="cpu", cache=cache)
-    assert text_BLC.shape == (3, 32, 24) and text_BLC.dtype == dtype
+    assert text_BLC.shape == (3, 32, 24) and text_BLC.dtype == dtype and not text_BLC.requires_grad
     assert mask_BL.sum(1).tolist()[2] == 1 and 1 < mask_BL[:2].sum(1).min() < 32  # an empty text has its end alone
     assert not text_BLC[~mask_BL].any()
     torch.testing.assert_close(text_BLC[mask_BL], given_BLC[mask_BL], rtol=0, atol=tolerance)
@@ -267,7 +267,7 @@ def test_published_pickles_are_read(encoder, own, cache):
 
 def test_code_in_an_encoders_weights_is_never_run(own, cache, tmp_path):
     pickled(own, {"hook": Trap(tmp_path / "sprung")})
-    with pytest.raises(ValueError, match="was not loaded: Weights only load failed; give") as refused:
+    with pytest.raises(ValueError, match="was not loaded") as refused:
         embed(["rain"], own, device="cpu", cache=cache)
     assert not (tmp_path / "sprung").exists() and "False" not in str(refused.value)
     torch.load(Path(own.source) / "pytorch_model.bin", weights_only=False)
