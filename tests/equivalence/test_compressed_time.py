@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import diagonal
-from diagonal import Sampling, World
+from diagonal import Sampling, World, text
 from diagonal.draw import test_card as picture
 
 GREEDY = Sampling(temperature=0)
@@ -118,6 +118,21 @@ def test_a_text_guides_and_no_text_is_a_text_of_zeros() -> None:
         diagonal.load("cosmos/tiny").guided(rows)
     with pytest.raises(ValueError, match=r"text embeddings have shape \(1, 10, 7\)"):
         world.guided(torch.randn(10, 7))
+
+
+def test_a_text_is_encoded_by_the_models_own_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = diagonal.load("cosmos/tiny-text")
+    rows = torch.randn(1, 5, 24, generator=torch.Generator().manual_seed(1))
+    asked = []
+
+    def embed(texts: list[str], encoder: text.Encoder, device: torch.device) -> torch.Tensor:
+        asked.append((texts, encoder.source))
+        return rows
+
+    monkeypatch.setattr(text, "embed", embed)
+    prompt = _clip(world, 9)
+    ours, theirs = (one.generate(prompt, frames=8, seed=1).tokens for one in (world.guided("rain"), world.guided(rows)))
+    assert torch.equal(ours, theirs) and asked == [(["rain"], "google-t5/t5-11b")]
 
 
 def test_a_saved_world_loads_and_generates_the_same(tmp_path: Path) -> None:

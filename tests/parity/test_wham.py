@@ -8,15 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import diagonal
-from diagonal import Grid, Layout, Sampling, make_plan, weights
+from diagonal import Grid, Layout, Sampling, World, make_plan, weights
 from diagonal.engine.attention import Causal
 from diagonal.models.wham import ACTION, VARIANTS, Config, fit
+from diagonal.names import find
 from diagonal.tokenizers import wham as tokenizer
 from diagonal.worlds import xbox
 from tests.conftest import golden, golden_json
@@ -278,6 +280,28 @@ def test_a_whole_lightning_checkpoint_gives_the_same_world(tmp_path: Path, forei
     state = weights.read(path)
     assert fit(_config("tiny"), state) == _config("tiny")
     assert tokenizer.VARIANTS["tiny"].fit(state, settings) == tokenizer.VARIANTS["tiny"]
+
+
+def test_other_forms_are_found_from_the_checkpoint(tmp_path: Path, foreign: Any) -> None:
+    """Version, biases, vocabulary and layers by the keys; the heads of the ViT by the hyper-parameters."""
+    variant = find("models", "wham/tiny")
+    form = replace(variant.config, version=2, bias=False, codebook=300, layers=3)
+    picture = replace(tokenizer.VARIANTS["tiny"], codebook=300, head_size=8)
+    torch.manual_seed(0)
+    world = World("wham/tiny", replace(variant, config=form), picture, "random", "cpu")
+    arguments = foreign()
+    arguments.pl_kwargs = {"model_spec": {"head_size": 8}}
+    content = {"state_dict": _checkpoint(world), "hyper_parameters": {"context_encoder_args": {"images": arguments}}}
+    torch.save(content, tmp_path / "WHAM.ckpt")
+    del sys.modules["humanmodelling"]
+
+    loaded = diagonal.load("wham/tiny", weights=tmp_path / "WHAM.ckpt")
+    assert loaded.variant.config == form and loaded.tokenizer.config == picture
+    again = diagonal.load("wham/tiny", weights=loaded.save_pretrained(tmp_path / "ours"))
+    assert again.variant.config == form and again.tokenizer.config == picture  # no shape tells the heads
+    prompt = torch.randint(300, (1, 9, 15), generator=torch.Generator().manual_seed(0))
+    clips = [one.generate(prompt, frames=2, sampling=GREEDY) for one in (loaded, again)]
+    np.testing.assert_array_equal(clips[0].frames, clips[1].frames)
 
 
 def test_a_saved_world_loads_again_and_plays_the_same(tmp_path: Path) -> None:
