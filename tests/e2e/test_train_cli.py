@@ -391,3 +391,11 @@ def test_what_cannot_be_trained_or_judged_says_why(tmp_path, trained, case, monk
     said = capsys.readouterr()
     refuse(subprocess.CompletedProcess(arguments, int(str(end.value.code)), said.out, said.err), *words)
     assert os.listdir(tmp_path) == []
+
+
+def test_without_a_recording_held_out_episodes_are_played(tmp_path):
+    arguments = ["--model", "doom/tiny", "--clips", "2", "--seeds", "1", "--context", "2", "--frames", "2", "--json"]
+    numbers = json.loads(succeed(tmp_path, "evaluate", *arguments, "--schedule", "diagonal:k=1"))
+    assert numbers["data"] == "played" and numbers["clips"] == 2
+    assert [row["schedule"] for row in numbers["rows"]] == ["", "", "diagonal:k=1"]
+    assert not list(tmp_path.iterdir())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,7 +37,9 @@ DRIFT = 8  # frames that the line of each row names
 
 @app.command()
 def evaluate(
-    data: Annotated[Path, typer.Option(help="A held-out recording: the folder of its shards.")],
+    data: Annotated[
+        Path | None, typer.Option(help="A held-out recording: the folder of its shards. Default: played now.")
+    ] = None,
     judge: Annotated[str | None, typer.Option(help="Weights of the judge. Default: the shipped ones.")] = None,
     model: Annotated[str, typer.Option(help="A name from `diagonal models`.")] = "doom",
     weights: Annotated[str | None, typer.Option(help="Checkpoint file, folder or hub id; 'random' for none.")] = None,
@@ -59,9 +64,11 @@ def evaluate(
     sweep.check_actions(model)
     world = load_world(model, weights, tokenizer, device)
     judges = _judges(ASSETS / "judge" if judge is None else judge, lpips, device)
-    chosen = cut(read_frames(data, world.size, device), clips, context, frames)
+    with ExitStack() as stack:
+        folder = data or _play(Path(stack.enter_context(TemporaryDirectory())), clips)
+        chosen = cut(read_frames(folder, world.size, device), clips, context, frames)
     rows = _measure(world, orders, chosen, judges, seeds)
-    extra: dict[str, Any] = {"model": model, "weights": world.weights, "data": str(data), "clips": clips}
+    extra: dict[str, Any] = {"model": model, "weights": world.weights, "data": str(data or "played"), "clips": clips}
     extra |= {"seeds": seeds, "context": context, "frames": frames}
     extra["lpips_differences"] = report.plain(dict(sweep.differences(rows)))
     if out_path is not None:
@@ -70,6 +77,24 @@ def evaluate(
         print_json(report.content(rows, extra | ({} if out_path is None else {"out": str(out_path)})))
     else:
         _print(rows, extra)
+
+
+def _play(folder: Path, clips: int) -> Path:
+    """Held-out episodes of the embedded world's recipe, about one for each clip, recorded for this evaluation."""
+    import os
+
+    from diagonal.recipes import find
+    from diagonal.training.stages import held_out_shards
+    from diagonal.worlds.vizdoom import record
+
+    recipe = find("doom")
+    needed = min(recipe.held_out_frames, (clips + 1) * recipe.held_out_episode)
+    planned = held_out_shards(replace(recipe, held_out_frames=needed), folder)
+    with progress_bar("frames") as progress:
+        task = progress.add_task("playing held-out episodes", total=needed, note="")
+        for frames in record(planned, os.cpu_count() or 1):
+            progress.advance(task, frames)
+    return folder / "held-out"
 
 
 def _judges(judge: str | Path, lpips: Path | None, device: str) -> Judges:
