@@ -1,0 +1,157 @@
+"""The attention kernel against its twin in float64. Needs a GPU, or Triton's interpreter (TRITON_INTERPRET=1).
+
+The interpreter multiplies bfloat16 as if its bits were whole numbers, so that type is tried on a GPU alone.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
+
+from diagonal.engine.kernels import attention
+from diagonal.engine.kernels.attention import attend, tiles
+from diagonal.engine.kernels.visibility import Visibility, attend_reference
+
+pytestmark = pytest.mark.gpu
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+NEVER = torch.iinfo(torch.int32).max
+NOW = 12
+BOUND = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of the largest value
+on_gpu = pytest.mark.skipif(not CUDA, reason="needs a GPU")
+
+Shape = tuple[int, int, int, int, int, int]  # B, H, K, S, L, D
+SHAPES: list[Shape] = [
+    (1, 8, 2, 1, 200, 128),  # one query: a tile that is mostly padding
+    (2, 4, 4, 5, 130, 16),  # no grouping
+    (1, 12, 4, 6, 150, 64),  # groups of 3: tiles cut through a query's group
+    (1, 8, 2, 37, 150, 32),  # two tiles of 128 rows
+    (3, 6, 2, 2, 97, 64),
+]
+REAL: list[Shape] = [  # Cosmos, MC-AR, WHAM, doom
+    (1, 32, 8, 1, 12801, 128),
+    (1, 32, 8, 120, 12801, 128),
+    (1, 32, 4, 14, 5552, 64),
+    (1, 18, 18, 18, 5560, 128),
+    (64, 6, 2, 4, 3088, 64),
+]
+
+
+def _int32(number: int) -> Tensor:
+    return torch.tensor([number], dtype=torch.int32, device=DEVICE)
+
+
+def _case(shape: Shape, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor, Tensor], Visibility]:
+    """Random inputs in a cache with holes; what is not written is NaN, the last query of several is padding."""
+    batch, heads, kv_heads, queries, length, width = shape
+    noise = torch.Generator(DEVICE).manual_seed(sum(shape))
+    q = torch.randn(batch, queries, heads, width, generator=noise, device=DEVICE).to(dtype).transpose(1, 2)
+    k, v = (torch.randn(batch, kv_heads, length, width, generator=noise, device=DEVICE).to(dtype) for _ in range(2))
+    extent = length - length // 8
+    fed = torch.randint(0, 2 * NOW, (length,), generator=noise, device=DEVICE, dtype=torch.int32)
+    fed[: length // 4] = 0
+    fed[length // 4 : length // 2] = NEVER  # many rounds of keys in which nothing is written
+    fed[extent:] = NEVER
+    k[:, :, fed > NOW] = v[:, :, fed > NOW] = torch.nan
+    slots = torch.randint(0, extent, (queries,), generator=noise, device=DEVICE)
+    if queries > 1:
+        slots[-1] = -1
+    return (q, k, v), Visibility(slots, fed, _int32(NOW), _int32(extent))
+
+
+def _error(out: Tensor, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility) -> float:
+    """The largest difference from the twin in float64, as a share of the largest value."""
+    q, k, v = (tensor.double() for tensor in qkv)
+    true = attend_reference(q, k, v, seen)
+    return float((out.double() - true).abs().max() / true.abs().max())
+
+
+def _attend(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, processors: int | None = None) -> Tensor:
+    """The kernel with every new buffer filled with NaN, so that a place that no program writes shows."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        return attend(*qkv, seen, processors)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=on_gpu)])
+@pytest.mark.parametrize("processors", [1, 9, 132])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_kernel_agrees_with_its_twin(shape: Shape, processors: int, dtype: torch.dtype) -> None:
+    qkv, seen = _case(shape, dtype)
+    out = _attend(qkv, seen, processors)
+    assert out.dtype == dtype and out.transpose(1, 2).is_contiguous()
+    assert _error(out, qkv, seen) < BOUND[dtype]
+    if shape[3] > 1:
+        assert not out[:, :, -1].any()  # the padding row
+
+
+@on_gpu
+@pytest.mark.parametrize("shape", REAL, ids=str)
+def test_the_kernel_agrees_with_its_twin_in_real_sizes(shape: Shape) -> None:
+    qkv, seen = _case(shape, torch.bfloat16)
+    assert _error(_attend(qkv, seen), qkv, seen) < BOUND[torch.bfloat16]
+
+
+@pytest.mark.parametrize("extent", [0, 1, 16, 17, 150])
+def test_any_extent_is_shared_among_the_parts(extent: int) -> None:
+    qkv, seen = _case((1, 4, 2, 3, 150, 16), torch.float32)
+    seen = Visibility(seen.slots_S.to(torch.int32).fill_(149), seen.fed_L, seen.step, _int32(extent))
+    out = _attend(qkv, seen, processors=9)
+    torch.testing.assert_close(out, attend_reference(*qkv, seen), rtol=1e-5, atol=1e-5)
+    assert bool(out.any()) == (extent > 0)
+
+
+@on_gpu
+def test_a_captured_graph_follows_the_step() -> None:
+    qkv, seen = _case((1, 8, 2, 4, 300, 64), torch.bfloat16)
+    attend(*qkv, seen)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attend(*qkv, seen)
+    for step, extent in ((NOW, 100), (NOW - 6, 200), (NOW, 260)):
+        seen.step.fill_(step)
+        seen.extent.fill_(extent)
+        seen.slots_S.random_(0, extent)
+        graph.replay()
+        assert _error(out, qkv, seen) < BOUND[torch.bfloat16]
+
+
+@pytest.mark.parametrize("shape", REAL, ids=str)
+@pytest.mark.parametrize("queries", [1, 3, 18, 120])
+def test_one_wave_of_programs_fills_the_gpu(shape: Shape, queries: int) -> None:
+    batch, heads, kv_heads, _, length, width = shape
+    q = torch.empty(batch, heads, queries, width, dtype=torch.bfloat16, device="meta")
+    k = torch.empty(batch, kv_heads, length, width, dtype=torch.bfloat16, device="meta")
+    cut = tiles(q, k, 132)
+    rows = queries * heads // kv_heads
+    programs = -(-rows // cut.rows) * batch * kv_heads
+    assert cut.rows & (cut.rows - 1) == 0 and 16 <= cut.rows <= attention.MAX_ROWS
+    assert cut.parts == 1 or programs * cut.parts <= 264
+    full = programs * (cut.parts + 1) > 132
+    assert full or cut.parts in (attention.MAX_PARTS, -(-length // cut.keys))
+
+
+def test_what_the_kernel_would_read_wrongly_is_refused() -> None:
+    (q, k, v), seen = _case((1, 4, 2, 3, 40, 16), torch.float32)
+    wide = Visibility(seen.slots_S, seen.fed_L.long(), seen.step, seen.extent)
+    for given, message in [
+        ((q, k[:, :, :-1], v, seen), "must be"),
+        ((q[:, :3], k, v, seen), "multiple of K"),
+        ((q[..., :8].contiguous(), k[..., :8].contiguous(), v[..., :8].contiguous(), seen), "width 8"),
+        ((q.half(), k, v, seen), "convert q"),
+        ((q, k.transpose(2, 3).contiguous().transpose(2, 3), v, seen), "contiguous"),
+        ((q[:, :, :2], k, v, seen), "3 slots"),
+        ((q, k, v, wide), "fed_L"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            attend(*given, processors=1)
