@@ -1,0 +1,1 @@
+"""GPU kernels. Modules that import Triton are imported only where a CUDA device and Triton exist."""
