@@ -1,1 +1,1 @@
-"""Kernels of the GPU's fast path. Those in Triton are imported when a CUDA device is used, and not before."""
+"""GPU kernels. Modules that import Triton are imported only where a CUDA device and Triton exist."""
