@@ -11,6 +11,7 @@ from torch import Tensor
 from diagonal.engine.cache import KVCache
 from diagonal.engine.decode import decode
 from diagonal.engine.protocols import Memory, Sampling, Variant
+from diagonal.engine.runner import Eager
 from diagonal.engine.sampler import Sampler
 from diagonal.names import find, listing
 from diagonal.plan import Plan
@@ -70,6 +71,6 @@ def run(
     """Decode a plan: the filled-in tokens, and the logits (B, written, V) in the order of the steps."""
     recorded, tokens = Recorded(model), tokens.clone()
     chosen = sampler(model.config, plan, sampling, seeds or [0] * len(tokens))
-    for _ in decode(recorded, plan, tokens, new_cache(model, plan, len(tokens)), chosen):
+    for _ in decode(Eager(recorded, new_cache(model, plan, len(tokens)), chosen), plan, tokens):
         pass
     return tokens, torch.cat(recorded.logits, dim=1)

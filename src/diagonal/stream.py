@@ -12,6 +12,7 @@ from torch import Tensor
 from diagonal.engine.cache import KVCache
 from diagonal.engine.decode import Frame, Span, Video, rollout
 from diagonal.engine.protocols import TokenModel
+from diagonal.engine.runner import make_runner
 from diagonal.engine.sampler import Sampler
 from diagonal.plan import Plan
 from diagonal.video import VideoArray
@@ -44,7 +45,7 @@ class Clip:
 class Stream:
     """A video while it is being made: iterate over it once. Made by `World.stream`."""
 
-    runner: TokenModel
+    model: TokenModel
     tokenizer: Any  # a VideoTokenizer
     video: Video
     known: int  # token frames of the prompt
@@ -68,8 +69,9 @@ class Stream:
         """Frames as token ids (B, rows, cols) on the model's device, not decoded to pixels."""
         length = max(plan.layout.length for _, plan in self.windows)
         units = self.video.units_BTU
-        cache = KVCache(self.runner.cache_spec, len(units), length, units.device, self.cache_dtype)
-        return rollout(self.runner, self.video, self.windows, cache, self.sampler, lambda: self.on_step())
+        cache = KVCache(self.model.cache_spec, len(units), length, units.device, self.cache_dtype)
+        runner = make_runner(self.model, cache, self.sampler)
+        return rollout(runner, self.video, self.windows, lambda: self.on_step())
 
     def __iter__(self) -> Iterator[VideoFrame]:
         tokenizer = self.tokenizer

@@ -13,6 +13,7 @@ from torch import Tensor
 from diagonal import Grid, Layout, Order, Plan, Sampling, StandIn, make_plan
 from diagonal.engine.attention import Dense, dense_mask, flex, mask_mod
 from diagonal.engine.decode import Span, Video, decode, plans, rollout, spans
+from diagonal.engine.runner import Eager
 from diagonal.plan import NONE
 from diagonal.schedules.decoding import parse
 from tests.tiny import GREEDY, TINY, build, new_cache, random_prompt, run, sampler, tiny_config
@@ -137,9 +138,8 @@ def test_a_frame_is_yielded_in_the_very_step_that_completes_it(spec: str) -> Non
     model, plan = build(config), _plan(config, spec)
     tokens, ran, seen = random_prompt(config, plan), [], []
 
-    for frame in decode(
-        model, plan, tokens, new_cache(model, plan), sampler(config, plan, GREEDY, [0]), lambda: ran.append(1)
-    ):
+    runner = Eager(model, new_cache(model, plan), sampler(config, plan, GREEDY, [0]))
+    for frame in decode(runner, plan, tokens, lambda: ran.append(1)):
         seen.append((frame.index, len(ran) - 1))
         assert (frame.tokens >= 0).all()
         later = tokens[0, plan.layout.frame(frame.index + 1)] if frame.index + 1 < plan.layout.grid.frames else None
@@ -157,7 +157,7 @@ def test_stale_contents_of_a_used_cache_change_nothing() -> None:
     cache.k.normal_(std=100)
     cache.v.normal_(std=100)
     tokens = prompt.clone()
-    for _ in decode(model, plan, tokens, cache, sampler(config, plan, GREEDY, [0])):
+    for _ in decode(Eager(model, cache, sampler(config, plan, GREEDY, [0])), plan, tokens):
         pass
     assert torch.equal(tokens, fresh)
 
@@ -167,7 +167,8 @@ def test_a_cache_that_is_too_small_is_refused() -> None:
     model, plan = build(config), _plan(config, "raster")
     small = new_cache(model, _plan(config, "raster", suffix="none"))
     with pytest.raises(ValueError, match="cache slots"):
-        next(iter(decode(model, plan, random_prompt(config, plan), small, sampler(config, plan, GREEDY, [0]))))
+        runner = Eager(model, small, sampler(config, plan, GREEDY, [0]))
+        next(iter(decode(runner, plan, random_prompt(config, plan))))
 
 
 def test_refeeding_changes_what_later_rows_see() -> None:
@@ -218,7 +219,7 @@ def test_a_rollout_is_its_windows_one_after_the_other() -> None:
     video = Video(layout, torch.empty(1, 0, dtype=torch.long), units.clone())
     longest = paired[0][1]
     chosen = sampler(config, longest, GREEDY, [0])
-    rolled = [frame.index for frame in rollout(model, video, paired, new_cache(model, longest), chosen)]
+    rolled = [frame.index for frame in rollout(Eager(model, new_cache(model, longest), chosen), video, paired)]
     assert rolled == list(range(1, 9))
 
     by_hand = units.clone()

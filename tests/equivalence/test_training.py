@@ -14,6 +14,7 @@ from torch import Tensor
 from diagonal import Grid, Layout, Order, Plan, StandIn, make_plan, weights
 from diagonal.engine.attention import Causal, Dense, Flex, dense_mask
 from diagonal.engine.decode import decode
+from diagonal.engine.runner import Eager
 from diagonal.names import find
 from diagonal.recipes import WorldRecipe
 from diagonal.schedules.decoding import parse
@@ -72,7 +73,7 @@ def _decoded_nats(model: Any, plan: Plan, true_BL: Tensor) -> Tensor:
     for frame in range(plan.known, plan.layout.grid.frames):
         tokens[:, plan.layout.frame(frame)] = -1  # a read before its time would fail
     forced: Any = Forced(true_BL)
-    for _ in decode(Recorded(model), plan, tokens, new_cache(model, plan, len(tokens)), forced):
+    for _ in decode(Eager(Recorded(model), new_cache(model, plan, len(tokens)), forced), plan, tokens):
         pass
     assert torch.equal(tokens, true_BL)
     return torch.cat(forced.nats, dim=1)

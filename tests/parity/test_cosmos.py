@@ -15,6 +15,7 @@ import diagonal
 from diagonal import Grid, Layout, Sampling, make_plan, weights
 from diagonal.engine.attention import Dense
 from diagonal.engine.decode import decode
+from diagonal.engine.runner import Eager
 from diagonal.engine.sampler import filter_logits
 from diagonal.models.cosmos import VARIANTS, Config, Yarn, rope_3d, sines_3d
 from diagonal.models.layers import frequencies
@@ -140,7 +141,7 @@ def test_greedy_tokens_by_the_engine_are_the_recorded_ones(recorded: Recorded) -
     tokens = recorded.tokens.clone()
     tokens[:, recorded.prompt :] = -1  # a read before its time would fail
     chosen = sampler(recorded.config, plan, GREEDY, [0])
-    (frame,) = decode(recorded.call, plan, tokens, new_cache(recorded.call, plan), chosen)
+    (frame,) = decode(Eager(recorded.call, new_cache(recorded.call, plan), chosen), plan, tokens)
     assert torch.equal(frame.tokens.flatten(1), recorded.data["greedy"])
 
 

@@ -14,14 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from diagonal.engine.attention import bias
-from diagonal.engine.cache import CacheStep, KVCache
-from diagonal.engine.protocols import TokenModel
-from diagonal.engine.sampler import Sampler
+from diagonal.engine.runner import Runner
 from diagonal.grid import Grid, Layout
-from diagonal.plan import NONE, Order, Plan, make_plan
+from diagonal.plan import Order, Plan, make_plan
 
-NARROW = 256  # a step of at most so many inputs has its mask prepared for all layers; a prompt's would be too large
 # cuDNN makes a plan for every new number of keys, which costs more than the step: 65 ms (docs/log.md).
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -37,56 +33,20 @@ class Frame:
 
 
 def decode(
-    model: TokenModel,
-    plan: Plan,
-    tokens_BL: Tensor,
-    cache: KVCache,
-    sampler: Sampler,
-    on_step: Callable[[], object] = lambda: None,
+    runner: Runner, plan: Plan, tokens_BL: Tensor, on_step: Callable[[], object] = lambda: None
 ) -> Iterator[Frame]:
     """Fill in the unknown cells of `tokens_BL` step by step; the known ones must be there already."""
-    grid = plan.layout.grid
-    for step, done in zip(_steps(plan, cache), _finished(plan), strict=True):
+    grid, tokens = plan.layout.grid, runner.begin(plan, tokens_BL)
+    for index, done in enumerate(_finished(plan)):
         with torch.inference_mode(), sdpa_kernel(KERNELS):
-            logits_BSV = model(tokens_BL[:, step.read], step.memory.slots_S, step.memory, step.keep)
-            tokens_BL[:, step.write] = sampler(logits_BSV, step.write)
+            runner.step(index)
         on_step()
         for frame in done:
-            cells = tokens_BL[:, plan.layout.frame(frame)]
-            action = tokens_BL[:, plan.layout.after(frame - 1) if frame else slice(0)]
+            cells = tokens[:, plan.layout.frame(frame)]
+            action = tokens[:, plan.layout.after(frame - 1) if frame else slice(0)]
             yield Frame(frame, cells.reshape(-1, grid.rows, grid.cols).clone(), action.clone())
-
-
-@dataclass(frozen=True, slots=True)
-class _DeviceStep:
-    """A plan's step as tensors."""
-
-    read: Tensor
-    keep: Tensor  # the inputs whose output is sampled
-    write: Tensor  # and where it goes
-    memory: CacheStep
-
-
-def _steps(plan: Plan, cache: KVCache) -> Iterator[_DeviceStep]:
-    """The plan on the cache's device, with what each query of a step may see."""
-    if cache.length < plan.layout.length:
-        raise ValueError(f"the plan needs {plan.layout.length} cache slots, the cache has {cache.length}")
-    device = cache.k.device
-    first_fed, extent = plan.first_fed, 0
-    for index, step in enumerate(plan.steps):
-        extent = max(extent, int(step.slot.max()) + 1)
-        visible = (first_fed[:extent] <= index) & (np.arange(extent) <= step.slot[:, None])
-        mask = None if visible.all() else torch.from_numpy(visible).to(device)
-        if mask is not None and len(step.slot) <= NARROW:
-            mask = bias(mask, cache.spec.group, cache.k.dtype)
-        slots = torch.from_numpy(step.slot).to(device)
-        keep = np.flatnonzero(step.write != NONE)
-        yield _DeviceStep(
-            read=torch.from_numpy(step.read).to(device),
-            keep=torch.from_numpy(keep).to(device),
-            write=torch.from_numpy(step.write[keep]).to(device),
-            memory=CacheStep(cache, slots, extent, mask),
-        )
+    if tokens is not tokens_BL:
+        tokens_BL.copy_(tokens)
 
 
 def _finished(plan: Plan) -> Iterator[list[int]]:
@@ -147,19 +107,14 @@ def plans(layout: Layout, windows: list[Span], order: Order, acts: int | None = 
 
 
 def rollout(
-    model: TokenModel,
-    video: Video,
-    windows: list[tuple[Span, Plan]],
-    cache: KVCache,
-    sampler: Sampler,
-    on_step: Callable[[], object] = lambda: None,
+    runner: Runner, video: Video, windows: list[tuple[Span, Plan]], on_step: Callable[[], object] = lambda: None
 ) -> Iterator[Frame]:
     """Decode window after window, writing the new frames into `video.units_BTU`."""
     cells = video.layout.grid.frame_tokens
     for span, plan in windows:
         units = video.units_BTU[:, span.start : span.stop]
         tokens = torch.cat([video.prefix_BP, units.flatten(1)], dim=1)
-        for frame in decode(model, plan, tokens, cache, sampler, on_step):
+        for frame in decode(runner, plan, tokens, on_step):
             index = span.start + frame.index
             video.units_BTU[:, index, :cells] = frame.tokens.flatten(1)
             if index:

@@ -1,0 +1,78 @@
+"""What runs the steps of a plan: one call of the model each, whose tokens are sampled and written.
+
+`Eager` asks the model step by step, with exactly the inputs of a step. On a GPU with Triton `graphs.Graphs` does the
+same with captured graphs. `make_runner` chooses.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diagonal.engine.attention import bias
+from diagonal.engine.cache import CacheStep, KVCache
+from diagonal.engine.protocols import TokenModel
+from diagonal.engine.sampler import Sampler
+from diagonal.plan import NONE, Plan
+
+NARROW = 256  # a step of at most so many inputs has its mask prepared for all layers; a prompt's would be too large
+
+
+class Runner(Protocol):
+    """Runs plans, one after the other."""
+
+    def begin(self, plan: Plan, tokens_BL: Tensor) -> Tensor:
+        """Take up a plan and the tokens of its window; returns the tensor in which they will be decoded."""
+        ...
+
+    def step(self, index: int) -> None:
+        """Run one step of the plan; steps come in their order."""
+        ...
+
+
+class Eager:
+    """One step after the other, as PyTorch runs them."""
+
+    def __init__(self, model: TokenModel, cache: KVCache, sampler: Sampler) -> None:
+        self._model, self._cache, self._sampler = model, cache, sampler
+
+    def begin(self, plan: Plan, tokens_BL: Tensor) -> Tensor:
+        if self._cache.length < plan.layout.length:
+            raise ValueError(f"the plan needs {plan.layout.length} cache slots, the cache has {self._cache.length}")
+        self._plan, self._first_fed, self._extent = plan, plan.first_fed, 0
+        self._tokens_BL = tokens_BL
+        return tokens_BL
+
+    def step(self, index: int) -> None:
+        step, device = self._plan.steps[index], self._cache.k.device
+        self._extent = max(self._extent, int(step.slot.max()) + 1)
+        keep = np.flatnonzero(step.write != NONE)
+        read, slots, kept, write = (
+            torch.from_numpy(part).to(device) for part in (step.read, step.slot, keep, step.write[keep])
+        )
+        memory = CacheStep(self._cache, slots, self._extent, self._mask(index))
+        logits_BSV = self._model(self._tokens_BL[:, read], slots, memory, kept)
+        self._tokens_BL[:, write] = self._sampler(logits_BSV, write)
+
+    def _mask(self, index: int) -> Tensor | None:
+        """What each query of a step may see of the slots written so far; None: all."""
+        slots = self._plan.steps[index].slot
+        visible = (self._first_fed[: self._extent] <= index) & (np.arange(self._extent) <= slots[:, None])
+        if visible.all():
+            return None
+        mask = torch.from_numpy(visible).to(self._cache.k.device)
+        return bias(mask, self._cache.spec.group, self._cache.k.dtype) if len(slots) <= NARROW else mask
+
+
+def make_runner(model: TokenModel, cache: KVCache, sampler: Sampler) -> Runner:
+    """Captured graphs where there is a GPU and Triton, eager steps elsewhere."""
+    if cache.k.device.type != "cuda" or find_spec("triton") is None:
+        return Eager(model, cache, sampler)
+    from diagonal.engine.graphs import Graphs
+    from diagonal.engine.kernels.attention import attend
+
+    return Graphs(model, cache, sampler, attend, capture=True)

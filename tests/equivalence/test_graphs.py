@@ -1,0 +1,99 @@
+"""Steps on the device, padded to a few widths, are the eager steps: what is captured on a GPU, run without capture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from diagonal import Grid, Layout, Plan, Sampling, make_plan
+from diagonal.engine.decode import Video, decode, plans, rollout, spans
+from diagonal.engine.graphs import WIDTHS, Graphs, padded, tables
+from diagonal.engine.kernels.visibility import attend_reference
+from diagonal.engine.runner import Eager, make_runner
+from diagonal.plan import Order
+from tests.tiny import GREEDY, TINY, build, new_cache, random_prompt, sampler, tiny_config
+
+SCHEDULES = ["raster", "diagonal:k=1", "diagonal:k=2,d=3", "diagonal:k=1,d=1", "window:s=2"]
+
+
+def _plan(config: Any, spec: str, known: int = 1) -> Plan:
+    grid = Grid(known + 3, config.rows, config.cols)
+    return make_plan(Layout(grid, len(config.prefix_ids), config.suffix), spec, known)
+
+
+def _graphs(model: Any, plan: Plan, chosen: Any, batch: int = 1) -> Graphs:
+    return Graphs(model, new_cache(model, plan, batch), chosen, attend_reference, capture=False)
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("spec", SCHEDULES)
+def test_padded_steps_decode_the_same_tokens(name: str, spec: str) -> None:
+    config = tiny_config(name)
+    model, plan = build(config), _plan(config, spec)
+    for sampling in (GREEDY, Sampling(temperature=0.9, top_p=0.9)):
+        results = []
+        for make in (Eager, Graphs):
+            prompt, chosen = random_prompt(config, plan, batch=2), sampler(config, plan, sampling, [3, 4])
+            cache = new_cache(model, plan, 2)
+            extra = () if make is Eager else (attend_reference, False)
+            frames = list(decode(make(model, cache, chosen, *extra), plan, prompt))
+            results.append((prompt, [frame.tokens for frame in frames]))
+        assert torch.equal(results[0][0], results[1][0])
+        assert all(torch.equal(one, two) for one, two in zip(results[0][1], results[1][1], strict=True))
+
+
+def test_windows_of_several_plans_share_one_runner() -> None:
+    """Cursors begin anew with each window; a plan that comes again is not uploaded again."""
+    config = tiny_config("doom/tiny")
+    model = build(config)
+    layout = Layout(Grid(15, config.rows, config.cols), 0, config.suffix)
+    windows = spans(14, 1, config.frames, config.reference_frames)
+    made = plans(layout, windows, Order.of("diagonal:k=1"))
+    results = []
+    for kind in ("eager", "graphs"):
+        units = random_prompt(config, make_plan(layout, "raster", 1)).unflatten(1, (15, -1))
+        video = Video(layout, torch.zeros(1, 0, dtype=torch.long), units)
+        longest = max(made, key=lambda plan: plan.layout.length)
+        chosen = sampler(config, longest, GREEDY, [0])
+        runner: Any = Eager(model, new_cache(model, longest), chosen)
+        if kind == "graphs":
+            runner = _graphs(model, longest, chosen)
+        results.append([frame.tokens for frame in rollout(runner, video, list(zip(windows, made, strict=True)))])
+    assert len(results[0]) == 14
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+
+
+def test_tables_hold_every_step_once_at_its_width() -> None:
+    plan = _plan(tiny_config("mcar/tiny"), "diagonal:k=1,d=1")
+    found = tables(plan, torch.device("cpu"))
+    numbers = sorted(int(step) for table in found.values() for step in table.step)
+    assert numbers == list(range(1, len(plan.steps)))
+    for width, table in found.items():
+        assert width in WIDTHS and table.read.shape == (len(table.step), width)
+        for row, number in enumerate(table.step.flatten().tolist()):
+            step = plan.steps[number]
+            size = len(step.read)
+            assert table.slot[row, :size].tolist() == step.slot.tolist()
+            assert (table.slot[row, size:] == step.slot[0]).all() and (table.read[row, size:] == step.read[0]).all()
+            assert padded(size) == width
+
+
+def test_widths_are_rounded_up() -> None:
+    assert [padded(width) for width in (1, 3, 8, 9, 94, 120, 128, 129, 300)] == [1, 4, 8, 16, 96, 128, 128, 256, 384]
+
+
+def test_a_cache_that_is_too_short_is_refused() -> None:
+    config = tiny_config("mcar/tiny")
+    model, plan = build(config), _plan(config, "raster")
+    runner = _graphs(model, _plan(config, "raster", known=0) if config.prefix_ids else plan, None)
+    longer = make_plan(Layout(Grid(9, config.rows, config.cols), 0, config.suffix), "raster", 1)
+    with pytest.raises(ValueError, match=r"the plan needs \d+ cache slots, the cache has \d+"):
+        runner.begin(longer, torch.zeros(1, longer.layout.length, dtype=torch.long))
+
+
+def test_without_a_gpu_steps_are_eager() -> None:
+    config = tiny_config("mcar/tiny")
+    model, plan = build(config), _plan(config, "raster")
+    assert isinstance(make_runner(model, new_cache(model, plan), sampler(config, plan, GREEDY, [0])), Eager)
