@@ -46,6 +46,7 @@ def decode(
 ) -> Iterator[Frame]:
     """Fill in the unknown cells of `tokens_BL` step by step; the known ones must be there already."""
     grid = plan.layout.grid
+    sampler.begin(plan.layout.length)
     for step, done in zip(_steps(plan, cache), _finished(plan), strict=True):
         with torch.inference_mode(), sdpa_kernel(KERNELS):
             logits_BSV = model(tokens_BL[:, step.read], step.memory.slots_S, step.memory, step.keep)
