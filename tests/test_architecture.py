@@ -134,8 +134,10 @@ def test_files_and_functions_stay_small() -> None:
 
 
 def test_functions_take_at_most_six_parameters() -> None:
-    """But for commands, whose parameters are their options."""
+    """But for commands, whose parameters are their options, and Triton's functions, which know no dataclasses."""
     for name, node in _functions():
+        if any(ast.unparse(one) == "triton.jit" for one in node.decorator_list):
+            continue
         own = [arg.arg for arg in node.args.args + node.args.kwonlyargs if arg.arg not in ("self", "cls")]
         assert len(own) <= 6 or name.startswith("cli."), f"{name} takes {own}"
 
