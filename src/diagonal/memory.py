@@ -12,7 +12,8 @@ widest step, as a rule the first, which is fed the prompt, and L slots that it s
 
 Attention holds the residual and its norm; q, k and v as they are made, rotated, packed, and the result; and what the
 kernel makes of the mask S * L. Feed-forward holds the residual, the norm, the result, the widest layer's output and
-what is made of it. Only sampled positions have logits: in float32 and float64, and sorted where top-p needs it.
+what is made of it. Only sampled positions have logits: in float32 and float64, and sorted where top-p needs it; where
+Triton is, a kernel reads them as they are, and takes less.
 
 Not counted: pixels while the tokenizer works, the CUDA context, and the allocator's gaps. A card called 24 GB has
 24 GiB, 7 % more than the 24 * 10^9 bytes it is taken for here; the rest is theirs. On a CPU the cache is in float32,

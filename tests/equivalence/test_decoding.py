@@ -132,6 +132,19 @@ def test_the_same_seed_gives_the_same_tokens_and_another_gives_others() -> None:
     assert not torch.equal(first, other)
 
 
+def test_schedules_with_the_same_seed_share_their_noise() -> None:
+    """A lag of a whole row sees what raster sees, in other steps: the same numbers give the same tokens."""
+    config = tiny_config("mcar/tiny")
+    model, prompt = build(config), random_prompt(config, _plan(config, "raster"))
+    raster, lagged = (
+        run(model, _plan(config, spec), prompt, Sampling(), seeds=[3])[0] for spec in ("raster", "diagonal:k=6,d=24")
+    )
+    assert torch.equal(raster, lagged)
+    together, _ = run(model, _plan(config, "diagonal:k=1,d=1"), prompt, Sampling(), seeds=[3])
+    first = _plan(config, "raster").layout.frame(1).start  # both draw it from the prompt
+    assert raster[0, first] == together[0, first]
+
+
 @pytest.mark.parametrize("spec", ["raster", "diagonal:k=1", "diagonal:k=1,d=1", "diagonal:k=2,d=3"])
 def test_a_frame_is_yielded_in_the_very_step_that_completes_it(spec: str) -> None:
     config = tiny_config("mcar/tiny")

@@ -61,6 +61,9 @@ class Forced:
         self.true_BL = true_BL
         self.nats: list[Tensor] = []
 
+    def begin(self, length: int) -> None:
+        assert length > self.true_BL.shape[1]
+
     def __call__(self, logits_BSV: Tensor, positions_S: Tensor) -> Tensor:
         tokens = self.true_BL[:, positions_S]
         self.nats.append(-logits_BSV.float().log_softmax(-1).gather(-1, tokens[..., None])[..., 0])

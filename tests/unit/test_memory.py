@@ -129,11 +129,12 @@ def test_activations_are_those_of_a_forward_over_the_prompt(name: str, dtype: to
 def test_sampling_takes_no_more_than_predicted(sampling: Sampling) -> None:
     """Logits so flat that top-p must sort them all."""
     sampler = Sampler(sampling, torch.tensor([[0, 5000]]), 0, [torch.Generator().manual_seed(0)])
+    sampler.begin(40)
     with Live() as live:
         logits = torch.zeros(1, 40, 5000)
         sampler(logits, torch.arange(40))
-    assert live.peak <= SAMPLED * logits.numel() * 1.01 + 4096 * 4
-    assert live.peak > 0.5 * SAMPLED * logits.numel()
+    assert live.peak <= SAMPLED * logits.numel()
+    assert live.peak > 0.4 * SAMPLED * logits.numel()
 
 
 def test_many_logits_at_once_can_take_more_than_the_layers() -> None:

@@ -43,6 +43,7 @@ class Eager:
     def begin(self, plan: Plan, tokens_BL: Tensor) -> Tensor:
         if self._cache.length < plan.layout.length:
             raise ValueError(f"the plan needs {plan.layout.length} cache slots, the cache has {self._cache.length}")
+        self._sampler.begin(self._cache.length + 1)  # and one for outputs that nobody asked for (graphs.py)
         self._plan, self._first_fed, self._extent = plan, plan.first_fed, 0
         self._tokens_BL = tokens_BL
         return tokens_BL

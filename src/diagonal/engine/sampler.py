@@ -1,84 +1,127 @@
 """Draws tokens from logits: valid ids, temperature, top-k, top-p, one random generator per sample.
 
-A sample's stream of random numbers depends on its own seed alone, so a batch gives what its members give.
+Every position of a sample has a random number of its own, which depends on the sample's seed alone: a batch gives what
+its members give, and two schedules with the same seed share their noise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from diagonal.engine.protocols import Sampling
 
-AHEAD = 4096  # random numbers drawn at a time
 LIKELY = 256  # ids that nearly always hold the nucleus
 
 
-def filter_logits(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Logits over temperature, with what top-k and top-p exclude at -inf."""
-    logits = logits.float() / sampling.temperature
-    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
-        kth = logits.topk(sampling.top_k).values[..., -1:]
-        logits = logits.masked_fill(logits < kth, -torch.inf)  # ties with the k-th stay
-    if sampling.top_p is not None and sampling.top_p < 1:
-        logits = _nucleus(logits, sampling.top_p, sampling.keep_crossing)
-    return logits
+class Draw(Protocol):
+    """What draws a token from each row of logits: `sample`, or its kernel."""
 
-
-def _nucleus(logits: Tensor, top_p: float, keep_crossing: bool) -> Tensor:
-    """Logits with all but the most likely ids, which together have top_p, at -inf.
-
-    The nucleus is nearly always small: the largest logits are looked at first, and all are sorted only where these do
-    not reach top_p.
-    """
-    total = logits.logsumexp(-1, keepdim=True)
-    for count in (min(LIKELY, logits.shape[-1]), logits.shape[-1]):
-        ordered, ids = logits.topk(count)
-        probs = (ordered - total).exp()
-        mass = probs.cumsum(-1)
-        if count == logits.shape[-1] or bool((mass[..., -1] > top_p).all()):
-            break
-    out = (mass - probs if keep_crossing else mass) > top_p
-    out[..., 0] = False
-    return torch.full_like(logits, -torch.inf).scatter(-1, ids, ordered.masked_fill(out, -torch.inf))
+    def __call__(
+        self, logits_RV: Tensor, low_R: Tensor, high_R: Tensor, uniform_R: Tensor, sampling: Sampling
+    ) -> Tensor: ...
 
 
 @dataclass(slots=True)
 class Sampler:
-    """Samples the tokens of a step. Each sample consumes one uniform number per token, from its own generator."""
+    """Samples the tokens of a step. `begin` comes before the first step of each window."""
 
     sampling: Sampling
     ids_U2: Tensor  # valid ids [low, high) at each offset from the start of a frame
     prefix: int
     generators: Sequence[torch.Generator]  # one per sample
-    _drawn_BN: Tensor | None = None  # numbers drawn ahead, many at a time: a draw per step and sample would be slow
-    _used: int = 0
+    _uniform_BL: Tensor | None = None  # a number for each position of the window
+
+    def begin(self, length: int) -> None:
+        """Draw the random numbers of a window of so many positions, in place where there is room for them.
+
+        The token at position p uses number p, whichever step it is decoded in.
+        """
+        if self._uniform_BL is None or self._uniform_BL.shape[1] < length:
+            self._uniform_BL = torch.empty(len(self.generators), length, device=self.ids_U2.device)
+        for row_L, generator in zip(self._uniform_BL, self.generators, strict=True):
+            row_L[:length].uniform_(generator=generator)
 
     def __call__(self, logits_BSV: Tensor, positions_S: Tensor) -> Tensor:
-        logits_BSV = self._valid(logits_BSV.float(), positions_S)
-        if self.sampling.temperature == 0:
-            return logits_BSV.argmax(-1)
-        probs = filter_logits(logits_BSV, self.sampling).softmax(-1)
-        # The first id whose cumulative probability exceeds a uniform number: one random number per token, no host sync.
-        cumulative = probs.double().cumsum(-1)
-        draws_BS1 = self._uniform(probs.shape[1], probs.device)[..., None].double()
-        return torch.searchsorted(cumulative, draws_BS1 * cumulative[..., -1:], right=True).squeeze(-1)
+        if self._uniform_BL is None:
+            raise ValueError("no random numbers drawn yet; call begin(length) before the first step of a window")
+        batch = len(logits_BSV)
+        low_S, high_S = self.ids_U2[(positions_S - self.prefix) % len(self.ids_U2)].unbind(-1)
+        uniform_R = self._uniform_BL[:, positions_S].flatten()
+        draw = _draw(logits_BSV.device.type)
+        drawn_R = draw(logits_BSV.flatten(0, 1), low_S.repeat(batch), high_S.repeat(batch), uniform_R, self.sampling)
+        return drawn_R.view(batch, -1)
 
-    def _uniform(self, count: int, device: torch.device) -> Tensor:
-        """The next `count` numbers of every sample, (B, count)."""
-        if self._drawn_BN is None or self._used + count > self._drawn_BN.shape[1]:
-            ahead = max(count, AHEAD)
-            fresh = [torch.rand(ahead, generator=generator, device=device) for generator in self.generators]
-            left = [] if self._drawn_BN is None else [self._drawn_BN[:, self._used :]]
-            self._drawn_BN, self._used = torch.cat([*left, torch.stack(fresh)], dim=1), 0
-        self._used += count
-        return self._drawn_BN[:, self._used - count : self._used]
 
-    def _valid(self, logits_BSV: Tensor, positions_S: Tensor) -> Tensor:
-        low, high = self.ids_U2[(positions_S - self.prefix) % len(self.ids_U2)].unbind(-1)
-        ids = torch.arange(logits_BSV.shape[-1], device=logits_BSV.device)
-        valid = (ids >= low[:, None]) & (ids < high[:, None])
-        return logits_BSV.masked_fill(~valid, -torch.inf)
+@cache
+def _draw(device: str) -> Draw:
+    """The kernel where it can run, else its twin."""
+    if device == "cuda" and find_spec("triton") is not None:
+        from diagonal.engine.kernels import sampling
+
+        return sampling.sample
+    return sample
+
+
+def sample(logits_RV: Tensor, low_R: Tensor, high_R: Tensor, uniform_R: Tensor, sampling: Sampling) -> Tensor:
+    """One id (R,) from each row, of those in [low, high).
+
+    The first id at which the cumulative probability of what the filters leave exceeds the row's uniform number in
+    [0, 1); at temperature 0 the first of the most likely ids. -1 if no valid id has a finite logit.
+    """
+    logits_RV = valid_logits(logits_RV.float(), low_R, high_R)
+    if sampling.temperature == 0:
+        return torch.where(logits_RV.amax(-1) > -torch.inf, logits_RV.argmax(-1), -1)
+    cumulative_RV = weights(logits_RV, sampling).cumsum(-1, dtype=torch.float64)
+    whole_R1 = cumulative_RV[:, -1:]
+    drawn_R1 = torch.searchsorted(cumulative_RV, uniform_R[:, None] * whole_R1, right=True)
+    return torch.where(whole_R1 > 0, drawn_R1, -1).squeeze(-1)
+
+
+def valid_logits(logits_RV: Tensor, low_R: Tensor, high_R: Tensor) -> Tensor:
+    """Logits with the ids outside [low, high) at -inf."""
+    ids_V = torch.arange(logits_RV.shape[-1], device=logits_RV.device)
+    return logits_RV.masked_fill((ids_V < low_R[:, None]) | (ids_V >= high_R[:, None]), -torch.inf)
+
+
+def weights(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Probabilities up to a factor; 0 for what top-k, and then top-p of the rest, exclude.
+
+    top-k keeps the logits that fewer than k others exceed. top-p keeps those that others of probability top_p at most
+    exceed; without keep_crossing their own probability, and that of their equals, must fit in as well, but the greatest
+    stay in any case. So equal logits share their fate.
+    """
+    top = logits.amax(-1, keepdim=True)
+    # The difference first: logits divided by a small temperature would lose their last digits.
+    weights = ((logits - top) / sampling.temperature).exp()
+    if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
+        kth = logits.topk(sampling.top_k).values[..., -1:]
+        weights = weights.masked_fill(logits < kth, 0)
+    if sampling.top_p is not None and sampling.top_p < 1:
+        crossing = _crossing(logits, weights, sampling.top_p)
+        out = logits < crossing if sampling.keep_crossing else (logits <= crossing) & (logits < top)
+        weights = weights.masked_fill(out, 0)
+    return weights
+
+
+def _crossing(logits: Tensor, weights: Tensor, top_p: float) -> Tensor:
+    """The logit whose weight, added to that of all greater ones, first exceeds top_p of the whole.
+
+    The nucleus is nearly always small: on a CPU the greatest logits are looked at first, and all are sorted only where
+    these do not reach top_p. Elsewhere the question would stop the device, so all are sorted at once.
+    """
+    size, limit = logits.shape[-1], top_p * weights.sum(-1, keepdim=True, dtype=torch.float64)
+    for count in (LIKELY, size) if logits.device.type == "cpu" and size > LIKELY else (size,):
+        ordered, ids = logits.topk(count)
+        likely = weights.gather(-1, ids)
+        before = likely.cumsum(-1, dtype=torch.float64) - likely
+        if count == size or bool((before[..., -1:] > limit).all()):
+            break
+    last = ((before <= limit).sum(-1, keepdim=True) - 1).clamp(min=0)
+    return ordered.gather(-1, last)

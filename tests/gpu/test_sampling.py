@@ -1,0 +1,93 @@
+"""The sampling kernel against the rule and against its twin, on a GPU or in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from diagonal import Sampling
+from diagonal.engine.sampler import sample as twin
+from tests.rule import KINDS, SAMPLINGS, check, chi_square, on, probabilities, rows
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs a CUDA device, or TRITON_INTERPRET=1", allow_module_level=True)
+
+from diagonal.engine.kernels import sampling as kernels
+
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+pytestmark = [
+    pytest.mark.gpu,
+    # The interpreter is numpy, which remarks on infinities that are never used.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_the_kernel_draws_by_the_rule(kind: str, sampling: Sampling) -> None:
+    check(kernels.sample, kind, sampling, 200, DEVICE)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sampling", SAMPLINGS[1::3], ids=str)
+def test_rows_of_many_blocks_are_drawn_by_the_rule(
+    kind: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "_tile", lambda ids: (64, 4))
+    check(kernels.sample, kind, sampling, 333, DEVICE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1000, 8262, 64_000] if CUDA else [1000, 8262])
+@pytest.mark.parametrize("sampling", [SAMPLINGS[0], SAMPLINGS[8], SAMPLINGS[12]], ids=str)
+def test_the_kernel_draws_what_its_twin_draws(sampling: Sampling, size: int, dtype: torch.dtype) -> None:
+    count = 128 if CUDA else 4
+    logits, low, high, uniform = rows("float32", count, size, seed=size)
+    given = on(DEVICE, (logits.to(dtype), low, high, uniform))
+    different = kernels.sample(*given, sampling) != twin(*given, sampling)
+    assert int(different.sum()) <= count // 50  # a uniform number next to a boundary
+
+
+def test_draws_follow_the_probabilities() -> None:
+    """Within six standard deviations."""
+    count = 10_000 if CUDA else 300
+    logits = 2 * torch.randn(20, generator=torch.Generator().manual_seed(0))
+    sampling = Sampling(temperature=1.5, top_p=0.9)
+    low, high = torch.zeros(count, dtype=torch.long), torch.full((count,), 20)
+    uniform = torch.rand(count, generator=torch.Generator().manual_seed(1))
+    drawn = kernels.sample(*on(DEVICE, (logits.repeat(count, 1), low, high, uniform)), sampling).cpu()
+    assert chi_square(drawn, probabilities(logits, sampling)) < 6
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+@pytest.mark.parametrize("sampling", SAMPLINGS[::4], ids=str)
+def test_a_row_without_a_finite_logit_gives_no_id(sampling: Sampling, value: float) -> None:
+    given = torch.full((2, 50), value), torch.tensor([0, 3]), torch.tensor([50, 40]), torch.tensor([0.0, 0.5])
+    assert kernels.sample(*on(DEVICE, given), sampling).tolist() == [-1, -1]
+
+
+def test_ids_that_do_not_lie_side_by_side_are_refused() -> None:
+    ends = torch.zeros(2, dtype=torch.long), torch.full((2,), 9)
+    with pytest.raises(ValueError, match="side by side"):
+        kernels.sample(torch.zeros(9, 2).T, *ends, torch.zeros(2), Sampling())
+
+
+@pytest.mark.skipif(not CUDA, reason="graphs need a CUDA device")
+def test_the_kernel_runs_inside_a_cuda_graph() -> None:
+    """Captured once, it reads new logits and numbers: no host sync, no size that depends on them."""
+    sampling = Sampling(top_k=50, top_p=0.9)
+    given = on("cuda", rows("float32", 16, 4000, seed=0))
+    kernels.sample(*given, sampling)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        drawn = kernels.sample(*given, sampling)
+    for seed in (1, 2):
+        for tensor, fresh in zip(given, rows("float32", 16, 4000, seed), strict=True):
+            tensor.copy_(fresh)
+        drawn.fill_(-7)
+        graph.replay()
+        assert torch.equal(drawn, kernels.sample(*given, sampling))
