@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ settings.load_profile("diagonal")
 
 @pytest.fixture(autouse=True, scope="session")
 def _threads() -> None:
-    """Tests run side by side: one thread each is faster, and sums come out in one order."""
+    """Tests run side by side: one thread each is faster, and sums come out in one order. Commands they call, too."""
     torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def golden(name: str) -> dict[str, Tensor]:
