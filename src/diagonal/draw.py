@@ -88,7 +88,7 @@ def save_speed(cases: Sequence[Mapping[str, Any]], path: str | Path, title: str)
 
     check_target(path, ".png")
     base = max(cases, key=lambda case: case["steps"])
-    ordered = sorted(cases, key=lambda case: case["steps"])
+    ordered, several = sorted(cases, key=lambda case: case["steps"]), len({case["dtype"] for case in cases}) > 1
     measured = [(case["steps"], case["fps"] / base["fps"]) for case in ordered]
     # As many steps as the plan has, each at its floor instead of its mean.
     floor = [
@@ -118,7 +118,8 @@ def save_speed(cases: Sequence[Mapping[str, Any]], path: str | Path, title: str)
     for case, point in zip(ordered, measured, strict=True):
         _dot(draw, place(point), 5, _POINT)
         right = x_axis.share(point[0]) > 0.5  # the label goes where there is room
-        label = f"{case['schedule']}  {point[1]:.2f}x{'  derived' if case['derived'] else ''}"
+        name = case["schedule"] + (f" {case['dtype']}" if several else "")
+        label = f"{name}  {point[1]:.2f}x{'  derived' if case['derived'] else ''}"
         at = (place(point)[0] + (-10 if right else 10), place(point)[1] + 6)
         draw.text(at, label, fill=INK, font=_font(13), anchor="ra" if right else "la")
     with atomic(path) as temporary:

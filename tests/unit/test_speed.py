@@ -276,7 +276,9 @@ def test_the_picture_shows_every_case_below_the_floor(tmp_path: Path) -> None:
     highest = [np.nonzero((pixels == colour).all(-1))[0].min() for colour in (draw._POINT, draw._FLOOR)]
     assert highest[1] < highest[0]
     draw.save_speed(cases[:1], tmp_path / "one.png", "m on d")
-    assert (tmp_path / "one.png").exists()
+    draw.save_speed([cases[0], cases[0] | {"dtype": "float32"}], tmp_path / "two.png", "m on d")
+    one, two = (np.asarray(Image.open(tmp_path / name)) for name in ("one.png", "two.png"))
+    assert (two == draw.INK).all(-1).sum() > (one == draw.INK).all(-1).sum()  # dtypes are named where they differ
     with pytest.raises(ValueError, match=r"must end in \.png"):
         draw.save_speed(cases, tmp_path / "speed.jpg", "m on d")
 
