@@ -41,6 +41,7 @@ ALLOWED = {
     "pipeline": {"engine", "grid", "names", "plan", "schedules", "stream", "text", "video", "weights"},
     "lpips": set(),
     "evaluation": {
+        "engine.decode",
         "engine.protocols",
         "evaluation",
         "files",
@@ -48,6 +49,8 @@ ALLOWED = {
         "names",
         "pipeline",
         "plan",
+        "stream",
+        "text",
         "training.data",
         "video",
         "weights",

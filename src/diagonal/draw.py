@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from diagonal.files import atomic
+from diagonal.files import atomic, check_target
 from diagonal.grid import IntArray
 from diagonal.plan import Plan
 from diagonal.video import VideoArray
@@ -19,6 +21,7 @@ from diagonal.video import VideoArray
 STOPS = np.array([[48, 18, 92], [46, 92, 150], [32, 150, 138], [110, 200, 90], [250, 228, 60]], dtype=np.float64)
 GLYPHS = string.digits + string.ascii_lowercase + string.ascii_uppercase
 INK, PAPER = (235, 235, 240), (24, 24, 28)
+_GREY, _FLOOR, _POINT = (70, 70, 78), (110, 200, 90), (250, 228, 60)
 
 
 def colours(steps: IntArray, last: int) -> npt.NDArray[np.uint8]:
@@ -55,8 +58,7 @@ def save_plan(plan: Plan, path: str | Path, title: str) -> None:
     """A PNG of the decoded frames, each cell coloured by its step."""
     from PIL import Image, ImageDraw
 
-    if Path(path).suffix.lower() != ".png":
-        raise ValueError(f"cannot write the picture {path}: the name must end in .png")
+    check_target(path, ".png")
     frames, rows, cols = plan.times.shape
     cell = max(3, min(24, 1200 // (cols * min(frames, 4))))
     across = max(1, min(frames, 1600 // (cols * cell)))
@@ -77,6 +79,79 @@ def save_plan(plan: Plan, path: str | Path, title: str) -> None:
     draw.text((gap + 210, size[1] - 26), f"step 0 to {last}", fill=INK, font=_font(13))
     with atomic(path) as temporary:
         image.save(temporary, format="PNG")
+
+
+def save_speed(cases: Sequence[Mapping[str, Any]], path: str | Path, title: str) -> None:
+    """A PNG of results of `diagonal bench`: speed-up over the case with the most steps, against steps, both in
+    logarithms; and a line where the cases would be if every step took its floor."""
+    from PIL import Image, ImageDraw
+
+    check_target(path, ".png")
+    base = max(cases, key=lambda case: case["steps"])
+    ordered, several = sorted(cases, key=lambda case: case["steps"]), len({case["dtype"] for case in cases}) > 1
+    measured = [(case["steps"], case["fps"] / base["fps"]) for case in ordered]
+    # As many steps as the plan has, each at its floor instead of its mean.
+    floor = [
+        (steps, y * case["mean_ms"] / case["floor_ms"]) for (steps, y), case in zip(measured, ordered, strict=True)
+    ]
+    image = Image.new("RGB", (960, 560), PAPER)
+    draw, box = ImageDraw.Draw(image), (90, 60, 900, 480)
+    draw.text((16, 16), title, fill=INK, font=_font(18))
+    x_axis, y_axis = (_Axis.over([point[axis] for point in measured + floor]) for axis in (0, 1))
+
+    def place(point: tuple[float, float]) -> tuple[float, float]:
+        left, top, right, bottom = box
+        return left + x_axis.share(point[0]) * (right - left), bottom - y_axis.share(point[1]) * (bottom - top)
+
+    draw.rectangle(box, outline=_GREY)
+    for value in x_axis.ticks():
+        draw.text((place((value, y_axis.low))[0], box[3] + 8), f"{value:g}", fill=INK, font=_font(13), anchor="ma")
+    for value in y_axis.ticks():
+        height = place((x_axis.low, value))[1]
+        draw.line((box[0], height, box[2], height), fill=_GREY)
+        draw.text((box[0] - 8, height), f"{value:g}x", fill=INK, font=_font(13), anchor="rm")
+    draw.text(((box[0] + box[2]) / 2, 512), "steps", fill=INK, font=_font(14), anchor="ma")
+    draw.line([place(point) for point in floor], fill=_FLOOR, width=2)
+    for point in floor:
+        _dot(draw, place(point), 3, _FLOOR)
+    draw.text((place(floor[0])[0] + 10, place(floor[0])[1] - 4), "floor", fill=_FLOOR, font=_font(13), anchor="lb")
+    for case, point in zip(ordered, measured, strict=True):
+        _dot(draw, place(point), 5, _POINT)
+        right = x_axis.share(point[0]) > 0.5  # the label goes where there is room
+        name = case["schedule"] + (f" {case['dtype']}" if several else "")
+        label = f"{name}  {point[1]:.2f}x{'  derived' if case['derived'] else ''}"
+        at = (place(point)[0] + (-10 if right else 10), place(point)[1] + 6)
+        draw.text(at, label, fill=INK, font=_font(13), anchor="ra" if right else "la")
+    with atomic(path) as temporary:
+        image.save(temporary, format="PNG")
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """A logarithmic axis."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def over(cls, values: Sequence[float]) -> _Axis:
+        """One that shows all values, with some room at both ends."""
+        return cls(min(values) / 1.3, max(values) * 1.3)
+
+    def share(self, value: float) -> float:
+        """Where a value lies between both ends, 0 to 1."""
+        return math.log(value / self.low) / math.log(self.high / self.low)
+
+    def ticks(self) -> list[float]:
+        """1, 2 and 5 times powers of ten, as far as they are on the axis."""
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        values = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+        return [value for value in values if self.low <= value <= self.high]
+
+
+def _dot(draw: Any, centre: tuple[float, float], radius: float, colour: tuple[int, int, int]) -> None:
+    x, y = centre
+    draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=colour)
 
 
 def side_by_side(videos: Sequence[VideoArray], labels: Sequence[str]) -> VideoArray:

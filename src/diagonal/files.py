@@ -9,14 +9,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-@contextmanager
-def atomic(path: str | Path) -> Iterator[Path]:
-    """A temporary name beside `path` that becomes `path` on success and is removed on failure."""
+def check_target(path: str | Path, *suffixes: str) -> None:
+    """Refuse at once a name that cannot be written, or that ends in none of `suffixes`, if any are given."""
     path = Path(path)
+    if suffixes and path.suffix.lower() not in suffixes:
+        raise ValueError(f"cannot write {path}: the name must end in {', '.join(suffixes)}")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"cannot write {path}: the folder {path.parent} does not exist")
     if path.is_dir():
         raise IsADirectoryError(f"cannot write {path}: it is a folder")
+
+
+@contextmanager
+def atomic(path: str | Path) -> Iterator[Path]:
+    """A temporary name beside `path` that becomes `path` on success and is removed on failure."""
+    path = Path(path)
+    check_target(path)
     # The suffix stays last: encoders choose their format by it.
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
     os.close(handle)

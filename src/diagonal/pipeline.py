@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diagonal import weights as checkpoint
 from diagonal.engine.decode import Video, plans, spans
@@ -253,7 +253,8 @@ def load(
     """A world by name, with weights from a file, a folder or a hub id; `weights="random"` needs none.
 
     `tokenizer` names a file of its own for the tokenizer, where the checkpoint has none. `dtype=None` leaves the
-    weights as they are stored. `seed` is that of random weights.
+    weights as they are stored. `seed` is that of random weights: as the modules initialise themselves for float32 on a
+    CPU, and otherwise drawn on the device in the dtype, so that a large model is never held twice. The two differ.
     """
     variant: Variant = find("models", name)
     device = check_device(device)
@@ -267,9 +268,13 @@ def load(
         )
     network = find("tokenizers", variant.tokenizer)
     if weights is None or str(weights) == RANDOM:
+        plain = device.type == "cpu" and dtype in (None, torch.float32)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            world = World(name, variant, network, RANDOM, "cpu")
+            world = World(name, variant, network, RANDOM, "cpu" if plain else "meta")
+            if not plain:
+                world.tokenizer = network.build()  # small, and it may keep tables that it computes
+                _randomise(world.model, device, dtype, seed)
     else:
         state = checkpoint.read(weights)
         separate = None if tokenizer is None else checkpoint.read(tokenizer)
@@ -309,6 +314,19 @@ def check_device(name: torch.device | str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} asked for, but this PyTorch sees no CUDA GPU; use cpu")
     return device
+
+
+def _randomise(model: nn.Module, device: torch.device, dtype: torch.dtype | None, seed: int) -> None:
+    """Draw the weights of a model on the meta device where they are to be: norms are 1, biases 0, and the rows of a
+    matrix have length 1 on average, so that activations keep their size."""
+    model.to(dtype=dtype).to_empty(device=device)
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            else:
+                parameter.normal_(std=parameter[0].numel() ** -0.5, generator=generator)
 
 
 def _fill(world: World, state: checkpoint.State, separate: checkpoint.State | None) -> None:

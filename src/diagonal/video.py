@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diagonal.files import atomic
+from diagonal.files import check_target as check_name
 
 VideoArray = npt.NDArray[np.uint8]
 
@@ -130,11 +131,8 @@ class Writer:
 
 def check_target(path: str | Path) -> None:
     """Refuse at once what `writer` would refuse later."""
-    path = Path(path)
-    if str(path) != "-" and path.suffix.lower() not in CONTAINERS:
-        raise ValueError(f"cannot write {path}: the name must end in {', '.join(CONTAINERS)}")
-    if str(path) != "-" and not path.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {path}: the folder {path.parent} does not exist")
+    if str(path) != "-":
+        check_name(path, *CONTAINERS)
 
 
 @contextmanager

@@ -202,7 +202,7 @@ sys.stderr.write(" ".join(name for name in {HEAVY!r} if name in sys.modules))
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--help"], ["plan", "models", "convert", "generate", "record", "train", "finetune", "evaluate"]),
+        (["--help"], ["plan", "models", "convert", "generate", "record", "train", "finetune", "evaluate", "bench"]),
         (
             ["plan", "--help"],
             [
@@ -228,6 +228,7 @@ sys.stderr.write(" ".join(name for name in {HEAVY!r} if name in sys.modules))
         (["train", "world", "--help"], ["--recipe", "--data", "--tokenizer", "--out"]),
         (["finetune", "--help"], ["--recipe", "--data", "--weights", "--schedule", "--steps", "--out"]),
         (["evaluate", "--help"], ["--data", "--judge", "--lpips", "--schedule", "--clips", "--seeds", "--context"]),
+        (["bench", "--help"], ["--model", "--schedule", "--known", "--repeat", "--compare", "--picture"]),
         (["plan", "--grid", "2x4x6"], ["steps"]),
     ],
 )

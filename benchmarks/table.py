@@ -1,0 +1,119 @@
+"""The results of `diagonal bench` as one Markdown table, on stdout or into a page:
+
+    python benchmarks/table.py [FOLDER] [--into README.md]
+
+FOLDER (default: results, beside this file) is searched for JSON files of kind "bench". The page must have the lines
+`<!-- bench -->` and `<!-- /bench -->`; what is between them is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from diagonal.files import atomic
+
+START, END = "<!-- bench -->", "<!-- /bench -->"
+HEADINGS = (
+    "model",
+    "schedule",
+    "device",
+    "dtype",
+    "weights",
+    "frames",
+    "steps",
+    "ms a step",
+    "floor ms",
+    "times floor",
+    "FPS",
+    "FPS with tokenizer",
+    "speed-up",
+    "peak GB",
+    "commit",
+)
+STAR = "\\*"
+NOTE = f"{STAR} derived: only the first steps were measured, and the frame rate takes the others to be like them."
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """All cases of the bench results in a folder, file by file."""
+    files = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
+    return [case for file in files if file.get("kind") == "bench" for case in file["cases"]]
+
+
+def markdown(cases: Sequence[dict[str, Any]]) -> str:
+    """The table, ordered by device, model and dtype, most steps first."""
+    if not cases:
+        raise ValueError("there are no results of kind 'bench'; make some: diagonal bench --out benchmarks/results/...")
+    ordered = sorted(cases, key=lambda case: (*_setting(case), -case["steps"]))
+    lines = ["| " + " | ".join(HEADINGS) + " |", "|---" * len(HEADINGS) + "|"]
+    lines += ["| " + " | ".join(_cells(case, cases)) + " |" for case in ordered]
+    return "\n".join([*lines, *(["", NOTE] if any(case["derived"] for case in cases) else [])])
+
+
+def _setting(case: dict[str, Any]) -> tuple[Any, ...]:
+    """Only cases that agree in this can be compared."""
+    return tuple(case[key] for key in ("device", "model", "dtype", "weights", "frames", "known", "commit"))
+
+
+def _cells(case: dict[str, Any], cases: Sequence[dict[str, Any]]) -> list[str]:
+    star = STAR if case["derived"] else ""
+    # Where raster was measured more than once, the last one counts.
+    rasters = [one for one in cases if one["schedule"] == "raster" and _setting(one) == _setting(case)][-1:]
+    speedups = [
+        f"{case['fps'] / raster['fps']:.2f}x{star or (STAR if raster['derived'] else '')}" for raster in rasters
+    ]
+    return [
+        case["model"],
+        f"`{case['schedule']}`",
+        case["device"],
+        case["dtype"],
+        case["weights"],
+        f"{case['frames']}",
+        f"{case['steps']}",
+        f"{case['ms_per_step']:.3f}",
+        f"{case['floor_ms']:.3f}",
+        f"{case['floor_ratio']:.2f}",
+        f"{case['fps']:.2f}{star}",
+        "" if case["fps_with_tokenizer"] is None else f"{case['fps_with_tokenizer']:.2f}{star}",
+        "".join(speedups),
+        "" if case["peak_gb"] is None else f"{case['peak_gb']:.2f}",
+        case["commit"],
+    ]
+
+
+def insert(page: Path, table: str) -> None:
+    """Put the table between the marks of a page."""
+    text = page.read_text(encoding="utf-8")
+    if text.count(START) != 1 or text.count(END) != 1 or text.index(START) > text.index(END):
+        raise ValueError(
+            f"{page} must have one line {START} and, after it, one line {END}; the table goes between them"
+        )
+    before, _, rest = text.partition(START)
+    after = rest.partition(END)[2]
+    with atomic(page) as temporary:
+        temporary.write_text(f"{before}{START}\n{table}\n{END}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    """Print the table, or write it into a page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--into", type=Path, help="a page with the two marks; left out: stdout")
+    given = parser.parse_args()
+    try:
+        table = markdown(read(given.folder))
+        if given.into is None:
+            sys.stdout.write(table + "\n")
+        else:
+            insert(given.into, table)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()

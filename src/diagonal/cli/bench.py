@@ -1,0 +1,180 @@
+"""`diagonal bench`: how fast does a model decode, and how fast could it?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from diagonal.cli import Device, Dtype, Json, app, load_world, out, print_json, progress_bar
+
+if TYPE_CHECKING:
+    from diagonal.evaluation.speed import Case, Settings
+
+COLUMNS = {  # of the printed table, after the schedule: a field and its format
+    "steps": ("steps", "{}"),
+    "ms\na step": ("ms_per_step", "{:.3f}"),
+    "floor": ("floor_ms", "{:.3f}"),
+    "times\nfloor": ("floor_ratio", "{:.2f}"),
+    "FPS": ("fps", "{:.2f}"),
+    "with\npixels": ("fps_with_tokenizer", "{:.2f}"),
+    "first\nframe ms": ("first_frame_ms", "{:.0f}"),
+}
+COMPARABLE = ("schedule", "dtype")
+
+
+@app.command()
+def bench(
+    model: Annotated[str, typer.Option(help="A name from `diagonal models`.")],
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Checkpoint file, folder or hub id. Default: the shipped ones, or random."),
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Checkpoint of the tokenizer, if it is apart.")] = None,
+    schedule: Annotated[
+        list[str] | None, typer.Option(help="As for generate; give it again for more. Default: diagonal:k=1.")
+    ] = None,
+    frames: Annotated[
+        int | None, typer.Option("--frames", "--num-frames", min=1, help="New frames. Default: a window.")
+    ] = None,
+    known: Annotated[int | None, typer.Option(min=1, help="Token frames of the prompt. Default: the model's.")] = None,
+    device: Device = "cpu",
+    dtype: Dtype = "auto",
+    repeat: Annotated[int, typer.Option(min=1, help="Runs that are measured.")] = 3,
+    warmup: Annotated[int, typer.Option(min=1, help="Runs before them that are not.")] = 1,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Measure so many steps after the first; FPS is then derived.")
+    ] = None,
+    no_tokenizer: Annotated[bool, typer.Option("--no-tokenizer", help="Leave out the decoding to pixels.")] = False,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(help="Two settings that take turns: 'schedule=raster' 'schedule=diagonal:k=1', 'dtype=...'."),
+    ] = None,
+    out_path: Annotated[Path | None, typer.Option("--out", help="Also write the JSON object into this file.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw speed-up against steps into this PNG.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure decoding, step by step, against the time that reading the weights would take."""
+    from diagonal.draw import save_speed
+    from diagonal.evaluation.report import as_json as written
+    from diagonal.evaluation.speed import DEFINITION, Settings
+    from diagonal.files import atomic, check_target
+
+    # All that can be refused is refused before a large model is loaded.
+    groups = _groups(schedule or ["diagonal:k=1"], dtype, compare)
+    for path, suffix in ((out_path, ".json"), (picture, ".png")):
+        if path is not None:
+            check_target(path, suffix)
+    settings = Settings(frames, known, repeat, warmup, steps, not no_tokenizer)
+    cases = _measure(_cases(groups, model, (weights, tokenizer), device), settings)
+    result: dict[str, Any] = {"kind": "bench", "command": " ".join(["diagonal", *sys.argv[1:]]), "cases": cases}
+    if compare is not None:
+        result["compare"] = _compared(*cases)
+    result["definition"] = DEFINITION
+    if out_path is not None:
+        with atomic(out_path) as temporary:
+            temporary.write_text(written(result))
+    if picture is not None:
+        save_speed(cases, picture, f"{model} on {cases[0]['device']}")
+    if as_json:
+        print_json(result)
+    else:
+        _print(result)
+
+
+def _groups(schedules: list[str], dtype: str, compare: tuple[str, str] | None) -> list[list[dict[str, str]]]:
+    """Settings of the cases: those of a group take turns, the groups follow each other."""
+    if compare is None:
+        return [[{"schedule": schedule, "dtype": dtype}] for schedule in schedules]
+    if len(schedules) > 1:
+        raise ValueError("--compare takes one --schedule at most; write the two to compare as 'schedule=...'")
+    return [[{"schedule": schedules[0], "dtype": dtype} | _pairs(text) for text in compare]]
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """'schedule=raster dtype=float32' as a dict."""
+    pairs = {}
+    for item in text.split():
+        key, equals, value = item.partition("=")
+        if key not in COMPARABLE or not equals:
+            raise ValueError(
+                f"{item!r} in --compare {text!r} is not understood; write {'=... or '.join(COMPARABLE)}=..."
+            )
+        pairs[key] = value
+    return pairs
+
+
+def _cases(
+    groups: list[list[dict[str, str]]], model: str, weights: tuple[str | None, str | None], device: str
+) -> list[list[Case]]:
+    """The cases, with one world for each dtype."""
+    from diagonal.evaluation.machine import Clock
+    from diagonal.evaluation.speed import Case
+    from diagonal.names import find
+    from diagonal.pipeline import check_device, find_dtype
+    from diagonal.plan import Order
+
+    orders = [[Order.of(one["schedule"]) for one in group] for group in groups]
+    Clock(check_device(device))  # or it is refused here
+    given, tokenizer = weights
+    source = given if given is not None or find("models", model).embedded else "random"
+    names = sorted({one["dtype"] for group in groups for one in group})
+    for name in names:
+        find_dtype(name, device)
+    worlds = {name: load_world(model, source, tokenizer, device, name) for name in names}
+    return [
+        [Case(worlds[one["dtype"]], order) for one, order in zip(group, ordered, strict=True)]
+        for group, ordered in zip(groups, orders, strict=True)
+    ]
+
+
+def _measure(groups: list[list[Case]], settings: Settings) -> list[dict[str, Any]]:
+    from diagonal.evaluation.speed import measure
+
+    cases = []
+    with progress_bar("runs") as progress:
+        total = sum(map(len, groups)) * (settings.warmup + settings.repeat)
+        task = progress.add_task(groups[0][0].world.name, total=total, note="")
+        for group in groups:
+            progress.update(task, note=" against ".join(str(case.order) for case in group))
+            cases += measure(group, settings, lambda: progress.advance(task))
+    return cases
+
+
+def _compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """How many times as fast the second is: over all, and in each round."""
+    rounds = zip(first["mean_ms_by_repeat"], second["mean_ms_by_repeat"], strict=True)
+    steps = first["steps"] / second["steps"]
+    return {"speedup": second["fps"] / first["fps"], "speedup_by_repeat": [steps * one / two for one, two in rounds]}
+
+
+def _print(result: dict[str, Any]) -> None:
+    cases = result["cases"]
+    dtypes = {case["dtype"] for case in cases}
+    table = Table("schedule", *COLUMNS, box=None, padding=(0, 1, 0, 0))
+    table.columns[0].no_wrap = True
+    for case in cases:
+        name = case["schedule"] if len(dtypes) == 1 else f"{case['schedule']} {case['dtype']}"
+        fields = [(case[field], form) for field, form in COLUMNS.values()]
+        table.add_row(name, *("" if value is None else form.format(value) for value, form in fields))
+    out.print(table)
+    if "compare" in result:
+        speedups = result["compare"]["speedup_by_repeat"]
+        span = f"{min(speedups):.2f} to {max(speedups):.2f} over {len(speedups)} rounds"
+        out.print(f"the second is {result['compare']['speedup']:.2f} times as fast as the first ({span})")
+    one = cases[0]
+    out.print(
+        f"{one['model']}, {one['parameters']:,} parameters, {one['weights']} weights, {' and '.join(sorted(dtypes))}; "
+        f"{one['frames']} new frames, {one['known']} token frames known; {one['device']}, "
+        f"{one['bandwidth_gbs']:.0f} GB/s, PyTorch {one['torch']}, diagonal {one['commit']}"
+        + ("" if one["peak_gb"] is None else f"; peak {max(case['peak_gb'] for case in cases):.2f} GB"),
+        markup=False,
+    )
+    for case in cases:
+        if case["derived"]:
+            measured = f"{case['measured_steps']} of {case['steps']} steps measured"
+            out.print(f"{case['schedule']}: {measured}; FPS are derived from their mean", markup=False)
+    out.print(f"\n{result['definition']}", markup=False, style="dim")
