@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from diagonal.engine.cache import KVCache
 from diagonal.engine.decode import decode
+from diagonal.engine.runner import Eager
 from diagonal.evaluation.floor import ONCE, Traffic, looked_up, step_bytes, visible_slots
 from diagonal.grid import Grid, Layout
 from diagonal.names import find
@@ -58,7 +59,7 @@ def test_what_counts_as_streamed_is_what_a_step_reads(name: str) -> None:
     tokens = random_prompt(config, plan)
     cache = KVCache(model.cache_spec, 1, plan.layout.length, torch.device("cpu"), torch.float32)
     with Watch(model) as watch:
-        for _ in decode(call, plan, tokens, cache, sampler(config, plan, GREEDY, [0])):
+        for _ in decode(Eager(call, cache, sampler(config, plan, GREEDY, [0])), plan, tokens):
             pass
     tables = looked_up(model)
     counted = {key for key, _ in model.named_parameters() if key not in tables and not ONCE.search(key)}
