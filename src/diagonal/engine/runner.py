@@ -6,7 +6,6 @@ same with captured graphs. `make_runner` chooses.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from diagonal.engine.attention import bias
 from diagonal.engine.cache import CacheStep, KVCache
+from diagonal.engine.kernels import usable
 from diagonal.engine.protocols import TokenModel
 from diagonal.engine.sampler import Sampler
 from diagonal.plan import NONE, Plan
@@ -70,8 +70,8 @@ class Eager:
 
 
 def make_runner(model: TokenModel, cache: KVCache, sampler: Sampler) -> Runner:
-    """Captured graphs where there is a GPU and Triton, eager steps elsewhere."""
-    if cache.k.device.type != "cuda" or find_spec("triton") is None:
+    """Captured graphs where the kernels are usable, eager steps elsewhere."""
+    if not usable(cache.k.device):
         return Eager(model, cache, sampler)
     from diagonal.engine.graphs import Graphs
     from diagonal.engine.kernels.attention import attend

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from diagonal.engine.kernels import usable
 from diagonal.engine.protocols import Sampling
 
 LIKELY = 256  # ids that nearly always hold the nucleus
@@ -54,15 +53,14 @@ class Sampler:
         batch = len(logits_BSV)
         low_S, high_S = self.ids_U2[(positions_S - self.prefix) % len(self.ids_U2)].unbind(-1)
         uniform_R = self._uniform_BL[:, positions_S].flatten()
-        draw = _draw(logits_BSV.device.type)
+        draw = _draw(logits_BSV.device)
         drawn_R = draw(logits_BSV.flatten(0, 1), low_S.repeat(batch), high_S.repeat(batch), uniform_R, self.sampling)
         return drawn_R.view(batch, -1)
 
 
-@cache
-def _draw(device: str) -> Draw:
-    """The kernel where it can run, else its twin."""
-    if device == "cuda" and find_spec("triton") is not None:
+def _draw(device: torch.device) -> Draw:
+    """The kernel where it is usable, else its twin."""
+    if usable(device):
         from diagonal.engine.kernels import sampling
 
         return sampling.sample
