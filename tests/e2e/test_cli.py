@@ -337,7 +337,14 @@ def test_a_dash_streams_the_clip_to_stdout(tmp_path, plain):
 
 def test_an_interrupted_run_leaves_no_file(tmp_path):
     command = [COMMAND, "generate", "--model", "mcar/tiny", "--schedule", "raster"]
-    with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
+
+    def listen() -> None:
+        """Tests that run in the background may have inherited that interrupts are ignored."""
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, preexec_fn=listen
+    ) as process:
         deadline = time.monotonic() + 60
         while not os.listdir(tmp_path) and time.monotonic() < deadline:
             time.sleep(0.02)
