@@ -114,3 +114,23 @@ def test_what_cannot_be_chosen_is_refused(name: str, given: str | None, text: st
     actions = None if given is None else xbox.parse(given)
     with pytest.raises(ValueError, match=text):
         world.stream(picture(*world.size), Free(actions), frames=2 * world.tokenizer.stride)
+
+
+def test_a_window_that_slides_is_fed_once_for_each_frame(world: World) -> None:
+    """Six frames fit. Each later frame: one wide call with the five before it and their actions, then diagonals."""
+    stream = world.stream(picture(*world.size), xbox.parse("noop*9"), schedule="diagonal:k=1")
+    unit, calls = stream.video.layout.unit, []
+
+    class Counted:
+        cache_spec = world.model.cache_spec
+
+        def __call__(self, tokens_BS: Any, *rest: Any) -> Any:
+            calls.append(tokens_BS.shape[1])
+            return world.model(tokens_BS, *rest)
+
+    counted: Any = Counted()
+    stream.model = counted
+    assert len(list(stream.token_frames())) == 9
+    wide = [size for size in calls if size >= unit]
+    assert wide == [unit] + [5 * unit] * 4  # the prompt, then the sliding windows
+    assert len(calls) == stream.steps == 9 * (8 + 15)
