@@ -58,7 +58,7 @@ def generate(
     weights: Annotated[str | None, typer.Option(help="Checkpoint file, folder or hub id; 'random' for none.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Checkpoint of the tokenizer, if it is apart.")] = None,
     prompt: Annotated[Path | None, typer.Option(help="Clip, picture or folder of pictures to continue.")] = None,
-    start: Annotated[str | None, typer.Option(help="A bundled start view instead (doom: lamps, gate, ...).")] = None,
+    start: Annotated[str | None, typer.Option(help="A bundled start view instead (doom: hall, lamps, ...).")] = None,
     prompt_frames: Annotated[
         int | None,
         typer.Option(min=1, help="Frames of the prompt that are used, from its start. Default: the model's."),

@@ -55,8 +55,8 @@ BUTTONS = {
 }
 
 
-STARTS = ("lamps", "gate", "doors", "hall", "steel", "bricks")
-SCRIPT = "forward*5,forward+left*3,right*4,forward*4"
+STARTS = ("hall", "lamps", "gate", "doors", "steel", "bricks")
+SCRIPT = "right*8,forward*8"
 
 # How often the player chooses an action, and for how many frames it is held.
 SHARES = {
