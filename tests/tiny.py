@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diagonal.engine.attention import Dense
 from diagonal.engine.cache import KVCache
 from diagonal.engine.decode import decode
 from diagonal.engine.protocols import Memory, Sampling, Variant
@@ -74,3 +75,15 @@ def run(
     for _ in decode(Eager(recorded, new_cache(model, plan, len(tokens)), chosen), plan, tokens):
         pass
     return tokens, torch.cat(recorded.logits, dim=1)
+
+
+def naive(model: Any, plan: Plan, prompt: Tensor) -> Tensor:
+    """Greedy tokens of one sample by a loop that knows neither plans nor caches: what a raster plan must give."""
+    tokens, config = prompt.clone(), model.config
+    for position in range(plan.layout.length - config.suffix):
+        if tokens[0, position] == -1:
+            low, high = config.valid_ids()[position % plan.layout.unit]
+            causal = Dense(torch.ones(position, position, dtype=torch.bool).tril())
+            logits = model(tokens[:, :position], torch.arange(position), causal)
+            tokens[0, position] = logits[0, -1, low:high].argmax() + low
+    return tokens
