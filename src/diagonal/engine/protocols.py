@@ -191,6 +191,10 @@ class WeightMap:
     ignore: tuple[str, ...] = ()  # published keys that hold nothing of ours
 
 
+# The `weight_map` of a module: one, or one for each layout that its checkpoints are published in.
+WeightMaps = WeightMap | tuple[WeightMap, ...]
+
+
 State = Mapping[str, Tensor]
 # Adapts the model's and the tokenizer's config to a checkpoint: (config, tokenizer config, (model state, tokenizer
 # state), hyper-parameters by path) -> both configs.
