@@ -29,7 +29,7 @@ ALLOWED = {
     "engine": {"grid", "plan", "engine"},
     # models.doom is another config of models.mcar, with no modules of its own.
     "models": {"engine.protocols", "engine.cache", "models.layers", "models.mcar"},
-    "tokenizers": {"engine.protocols", "engine.cache", "tokenizers.radix"},
+    "tokenizers": {"engine.protocols", "engine.cache", "tokenizers.radix", "tokenizers.streaming"},
     "video": {"files"},
     "worlds": {"video", "files", "worlds.script"},
     "pickles": set(),
