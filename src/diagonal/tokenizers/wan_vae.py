@@ -83,20 +83,22 @@ class Config:
         return WanVAE(self)
 
 
-def norm(x_BTHWC: Tensor, gamma: Tensor) -> Tensor:
+class Norm(nn.Module):
     """x / |x| * sqrt(C) * gamma, with |x| over the channels of one place: an RMS norm."""
-    return F.rms_norm(x_BTHWC, x_BTHWC.shape[-1:], gamma.flatten(), eps=1e-24)
 
-
-class NormSiLU(nn.Module):
-    """What stands before a convolution."""
-
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, dims: int = 3) -> None:
         super().__init__()
-        self.gamma = nn.Parameter(torch.ones(channels, 1, 1, 1))
+        self.gamma = nn.Parameter(torch.ones(channels, *[1] * dims))
 
     def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
-        return F.silu(norm(x_BTHWC, self.gamma))
+        return F.rms_norm(x_BTHWC, x_BTHWC.shape[-1:], self.gamma.flatten(), eps=1e-24)
+
+
+class SiLU(nn.Module):
+    """x * sigmoid(x)."""
+
+    def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
+        return F.silu(x_BTHWC)
 
 
 class Conv(nn.Conv3d):
@@ -117,8 +119,8 @@ class Residual(nn.Module):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        first, second = (NormSiLU(inputs), Conv(inputs, outputs)), (NormSiLU(outputs), Conv(outputs, outputs))
-        self.residual = Steps(dict(zip("0236", (*first, *second), strict=True)))  # the checkpoint's numbers
+        first, second = (Norm(inputs), SiLU(), Conv(inputs, outputs)), (Norm(outputs), SiLU(), Conv(outputs, outputs))
+        self.residual = Steps(dict(zip("012346", (*first, *second), strict=True)))  # 5 was a dropout
         self.shortcut = nn.Conv3d(inputs, outputs, 1) if inputs != outputs else None
 
     def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
@@ -127,24 +129,16 @@ class Residual(nn.Module):
         return out
 
 
-class Norm(nn.Module):
-    """The scale of the attention's norm."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.gamma = nn.Parameter(torch.ones(channels, 1, 1))
-
-
 class Attention(nn.Module):
     """One head around a shortcut: every place attends to all places of its frame."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.norm = Norm(channels)
+        self.norm = Norm(channels, dims=2)
         self.to_qkv, self.proj = nn.Conv2d(channels, 3 * channels, 1), nn.Conv2d(channels, channels, 1)
 
     def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
-        q, k, v = pointwise(self.to_qkv, norm(x_BTHWC, self.norm.gamma)).flatten(2, 3).chunk(3, dim=-1)
+        q, k, v = pointwise(self.to_qkv, self.norm(x_BTHWC, past)).flatten(2, 3).chunk(3, dim=-1)
         mixed = F.scaled_dot_product_attention(q, k, v).view_as(x_BTHWC)
         return x_BTHWC + pointwise(self.proj, mixed)
 
@@ -196,7 +190,7 @@ def middle(channels: int) -> Steps:
 
 def head(inputs: int, outputs: int) -> Steps:
     """The last layers of both networks."""
-    return Steps({"0": NormSiLU(inputs), "2": Conv(inputs, outputs)})
+    return numbered(Norm(inputs), SiLU(), Conv(inputs, outputs))
 
 
 class Encoder(nn.Module):
@@ -300,7 +294,7 @@ class WanVAE(nn.Module):
         x_BTHWC = pixels_BTCHW.permute(0, 1, 3, 4, 2).to(self.conv1.weight.dtype).contiguous()
         encoded = pointwise(self.conv1, self.encoder(x_BTHWC, Past(state, start=not state)))
         mu_BTHWC, _ = encoded.chunk(2, dim=-1)
-        mean, std = (per_channel(numbers, mu_BTHWC.device) for numbers in (self.config.mean, self.config.std))
+        mean, std = self._scale(encoded.device)
         return ((mu_BTHWC.float() - mean) / std).to(encoded.dtype).permute(0, 1, 4, 2, 3)
 
     def decode(self, latents_BFCHW: Tensor, state: MutableMapping[str, Tensor]) -> Tensor:
@@ -314,10 +308,13 @@ class WanVAE(nn.Module):
     def pixels(self, latents_BFCHW: Tensor, state: MutableMapping[str, Tensor]) -> Tensor:
         """Decoded frames in about [-1, 1], (B, T, C, height, width)."""
         z_BTHWC = latents_BFCHW.permute(0, 1, 3, 4, 2).float()
-        mean, std = (per_channel(numbers, z_BTHWC.device) for numbers in (self.config.mean, self.config.std))
+        mean, std = self._scale(z_BTHWC.device)
         x_BTHWC = (z_BTHWC * std + mean).to(self.conv2.weight.dtype).contiguous()
         out: Tensor = self.decoder(pointwise(self.conv2, x_BTHWC), Past(state, start=not state))
         return out.permute(0, 1, 4, 2, 3)
+
+    def _scale(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        return per_channel(self.config.mean, device), per_channel(self.config.std, device)
 
 
 VARIANTS = {
