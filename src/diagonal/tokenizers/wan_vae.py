@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -91,6 +90,7 @@ class Norm(nn.Module):
         self.gamma = nn.Parameter(torch.ones(channels, *[1] * dims))
 
     def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
+        # eps keeps zeros zeros, and is too small to change anything else.
         return F.rms_norm(x_BTHWC, x_BTHWC.shape[-1:], self.gamma.flatten(), eps=1e-24)
 
 
@@ -138,8 +138,9 @@ class Attention(nn.Module):
         self.to_qkv, self.proj = nn.Conv2d(channels, 3 * channels, 1), nn.Conv2d(channels, channels, 1)
 
     def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
-        q, k, v = pointwise(self.to_qkv, self.norm(x_BTHWC, past)).flatten(2, 3).chunk(3, dim=-1)
-        mixed = F.scaled_dot_product_attention(q, k, v).view_as(x_BTHWC)
+        qkv_NSC = pointwise(self.to_qkv, self.norm(x_BTHWC, past)).flatten(2, 3).flatten(0, 1)
+        q, k, v = qkv_NSC[:, None].chunk(3, dim=-1)
+        mixed: Tensor = F.scaled_dot_product_attention(q, k, v).reshape(x_BTHWC.shape)
         return x_BTHWC + pointwise(self.proj, mixed)
 
 
@@ -178,9 +179,9 @@ class Upsample(nn.Module):
         return per_frame(self.resample["1"], twice_the_sides(x_BTHWC))
 
 
-def stage(channels: list[int], then: list[nn.Module]) -> list[nn.Module]:
-    """Residual blocks from each number of channels to the next, and what comes behind them."""
-    return [*(Residual(before, after) for before, after in pairwise(channels)), *then]
+def residuals(before: int, after: int, count: int) -> list[nn.Module]:
+    """The blocks of a stage, of which the first changes the channels."""
+    return [Residual(before, after), *(Residual(after, after) for _ in range(count - 1))]
 
 
 def middle(channels: int) -> Steps:
@@ -193,43 +194,28 @@ def head(inputs: int, outputs: int) -> Steps:
     return numbered(Norm(inputs), SiLU(), Conv(inputs, outputs))
 
 
-class Encoder(nn.Module):
+def encoder(config: Config) -> Steps:
     """Pixels in [-1, 1] to mu and log variance, from the finest stage to the coarsest."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        layers, before = [], config.width
-        for index, after in enumerate(config.channels):
-            then = [Downsample(after, config.time[index])] if index < len(config.time) else []
-            layers += stage([before, *[after] * config.blocks], [*then])
-            before = after
-        self.conv1, self.downsamples = Conv(RGB, config.width), numbered(*layers)
-        self.middle, self.head = middle(before), head(before, 2 * config.latent)
-
-    def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
-        for name, layer in self.named_children():
-            x_BTHWC = layer(x_BTHWC, past / name)
-        return x_BTHWC
+    layers: list[nn.Module] = []
+    before = config.width
+    for index, after in enumerate(config.channels):
+        layers += residuals(before, after, config.blocks)
+        layers += [Downsample(after, config.time[index])] if index < len(config.time) else []
+        before = after
+    last = {"middle": middle(before), "head": head(before, 2 * config.latent)}
+    return Steps({"conv1": Conv(RGB, config.width), "downsamples": numbered(*layers), **last})
 
 
-class Decoder(nn.Module):
+def decoder(config: Config) -> Steps:
     """Latents to pixels in about [-1, 1], from the coarsest stage to the finest."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        coarsest = before = config.channels[-1]
-        layers = []
-        for index, after in reversed(list(enumerate(config.channels))):
-            then = [Upsample(after, config.time[index - 1])] if index else []
-            layers += stage([before, *[after] * (config.blocks + 1)], [*then])
-            before = after // 2
-        self.conv1, self.middle = Conv(config.latent, coarsest), middle(coarsest)
-        self.upsamples, self.head = numbered(*layers), head(config.channels[0], RGB)
-
-    def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
-        for name, layer in self.named_children():
-            x_BTHWC = layer(x_BTHWC, past / name)
-        return x_BTHWC
+    layers: list[nn.Module] = []
+    coarsest = before = config.channels[-1]
+    for index, after in reversed(list(enumerate(config.channels))):
+        layers += residuals(before, after, config.blocks + 1)
+        layers += [Upsample(after, config.time[index - 1])] if index else []
+        before = after // 2
+    first = {"conv1": Conv(config.latent, coarsest), "middle": middle(coarsest)}
+    return Steps({**first, "upsamples": numbered(*layers), "head": head(config.channels[0], RGB)})
 
 
 def diffusers_keys(config: Config) -> dict[str, tuple[str, ...]]:
@@ -265,7 +251,7 @@ class WanVAE(nn.Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
-        self.encoder, self.decoder = Encoder(config), Decoder(config)
+        self.encoder, self.decoder = encoder(config), decoder(config)
         self.conv1 = nn.Conv3d(2 * config.latent, 2 * config.latent, 1)
         self.conv2 = nn.Conv3d(config.latent, config.latent, 1)
 
