@@ -80,7 +80,8 @@ def test_decoding_is_that_of_a_loop_over_frames() -> None:
     assert naive.shape[1] == 9
     torch.testing.assert_close(module.pixels(latents, {}), naive, atol=1e-6, rtol=1e-5)
     nearest = (naive.clamp(0, 1) * 255).round().int()
-    assert (module.decode(latents, {}).int() - nearest).abs().max() <= 1
+    assert 0 < (nearest == 0).float().mean() < 0.9  # some are clamped, others are rounded
+    assert (module.decode(latents, {}).int() == nearest).float().mean() > 0.999
 
 
 def test_encoding_is_that_of_a_loop_over_frames() -> None:
