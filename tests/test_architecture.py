@@ -29,7 +29,7 @@ ALLOWED = {
     "engine": {"grid", "plan", "engine"},
     # models.doom is another config of models.mcar, with no modules of its own.
     "models": {"engine.protocols", "engine.cache", "models.layers", "models.mcar"},
-    "tokenizers": {"engine.protocols", "engine.cache", "tokenizers.radix"},
+    "tokenizers": {"engine.protocols", "engine.cache", "tokenizers.radix", "tokenizers.streaming"},
     "video": {"files"},
     "worlds": {"video", "files", "worlds.script"},
     "pickles": set(),
@@ -196,6 +196,7 @@ for name in ("diffusers", "av", "PIL", "typer", "rich", "huggingface_hub", "tran
     sys.modules[name] = None
 import diagonal.engine.decode, diagonal.models.mcar, diagonal.pipeline, diagonal.weights, diagonal.worlds.vpt
 import diagonal.models.wham, diagonal.tokenizers.wham, diagonal.worlds.xbox, diagonal.text
+import diagonal.tokenizers.wan_vae, diagonal.tokenizers.taehv
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

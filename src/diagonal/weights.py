@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from diagonal import pickles
-from diagonal.engine.protocols import WeightMap
+from diagonal.engine.protocols import WeightMap, WeightMaps
 from diagonal.files import atomic
 
 PICKLED = (".ckpt", ".bin", ".pt", ".pth")
@@ -94,14 +94,12 @@ def locate(source: str | Path) -> Path:
 
 
 def load(module: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
-    """Put a checkpoint's tensors into `module` by its weight map; every key and shape must match."""
-    weight_map = cast(WeightMap, module.weight_map)
-    strip = len(prefix(state, weight_map))
-    found = {key[strip:]: value for key, value in state.items() if key.startswith(prefix(state, weight_map))}
-    found = {key: value for key, value in found.items() if not any(_form(one)(key) for one in weight_map.ignore)}
+    """Put a checkpoint's tensors into `module` by its weight map, or by the one of several that fits; every key and
+    shape must match."""
     wanted = {key: tuple(value.shape) for key, value in module.state_dict().items()}
-    # Our own names or the published ones: whichever fits better.
-    found = max(found, rename(found, weight_map.keys), key=lambda state: len(wanted.keys() & state.keys()))
+    # Our own names or those of a published layout: whichever fits best.
+    readings = [found for one in _each(cast(WeightMaps, module.weight_map)) for found in _readings(state, one)]
+    found = max(readings, key=lambda state: len(wanted.keys() & state.keys()))
     shapes = {key: tuple(value.shape) for key, value in found.items()}
     other = [key for key in wanted.keys() & shapes.keys() if shapes[key] != wanted[key]]
     problems = [
@@ -115,9 +113,22 @@ def load(module: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
     module.load_state_dict(found, strict=True, assign=True)
 
 
-def prefix(state: Mapping[str, Tensor], weight_map: WeightMap) -> str:
-    """The first prefix of the map that any key has."""
-    return next((one for one in weight_map.prefixes if any(key.startswith(one) for key in state)), "")
+def _each(maps: WeightMaps) -> tuple[WeightMap, ...]:
+    return (maps,) if isinstance(maps, WeightMap) else maps
+
+
+def _readings(state: Mapping[str, Tensor], weight_map: WeightMap) -> tuple[State, State]:
+    """A checkpoint's tensors without the map's prefix and what it ignores: as they are named, and renamed."""
+    start = prefix(state, weight_map)
+    found = {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
+    found = {key: value for key, value in found.items() if not any(_form(one)(key) for one in weight_map.ignore)}
+    return found, rename(found, weight_map.keys)
+
+
+def prefix(state: Mapping[str, Tensor], maps: WeightMaps) -> str:
+    """The first prefix of the map (of several: in their order) that any key has."""
+    prefixes = [one for weight_map in _each(maps) for one in weight_map.prefixes]
+    return next((one for one in prefixes if any(key.startswith(one) for key in state)), "")
 
 
 def rename(state: Mapping[str, Tensor], keys: Mapping[str, tuple[str, ...]]) -> State:

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 import diagonal
 from diagonal import pickles, weights
 from diagonal.pickles import read, read_module
-from diagonal.tokenizers.cosmos import VARIANTS, CosmosTokenizer, Past
+from diagonal.tokenizers.cosmos import VARIANTS, CosmosTokenizer
+from diagonal.tokenizers.streaming import Past
 from tests.tiny import build
 
 # These tests make TorchScript files; the library does not.

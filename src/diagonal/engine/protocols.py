@@ -1,7 +1,7 @@
 """What the engine asks of a model, a tokenizer and an action space, and how each is described.
 
 Shape suffixes used throughout: B batch, S inputs of one call, L sequence positions, V vocabulary, H heads,
-K key/value heads, D head width, M model width, T frames, C channels.
+K key/value heads, D head width, M model width, T frames, F latent frames, C channels.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class TextModel(TokenModel, Protocol):
         ...
 
 
-class VideoTokenizer(Protocol):
-    """Pixels to token ids and back. Videos are uint8, (B, T, C, height, width)."""
+class Compression(Protocol):
+    """What all that shrink videos have. Videos are uint8, (B, T, C, height, width)."""
 
     @property
     def config(self) -> Any:
@@ -70,7 +70,7 @@ class VideoTokenizer(Protocol):
 
     @property
     def patch(self) -> int:
-        """Pixels per token along each side of a frame."""
+        """Pixels per token or latent along each side of a frame."""
         ...
 
     @property
@@ -78,11 +78,27 @@ class VideoTokenizer(Protocol):
         """Frames per token frame after the first, which holds one: n token frames are 1 + stride * (n - 1) frames."""
         ...
 
+
+class VideoTokenizer(Compression, Protocol):
+    """Pixels to token ids and back."""
+
     def encode(self, video_BTCHW: Tensor) -> Tensor:
         """Token ids (B, token frames, rows, cols)."""
         ...
 
     def decode(self, tokens_BTHW: Tensor, state: MutableMapping[str, Tensor]) -> Tensor:
+        """Pixels of the next frames. `state` carries what earlier frames left behind; start with an empty dict."""
+        ...
+
+
+class VideoCodec(Compression, Protocol):
+    """Pixels to latents and back: numbers, not ids. `config.latent` is their number at each place."""
+
+    def encode(self, video_BTCHW: Tensor) -> Tensor:
+        """Latents (B, latent frames, C, rows, cols), normalised as a denoiser takes them."""
+        ...
+
+    def decode(self, latents_BFCHW: Tensor, state: MutableMapping[str, Tensor]) -> Tensor:
         """Pixels of the next frames. `state` carries what earlier frames left behind; start with an empty dict."""
         ...
 
@@ -189,6 +205,10 @@ class WeightMap:
     prefixes: tuple[str, ...] = ("",)
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignore: tuple[str, ...] = ()  # published keys that hold nothing of ours
+
+
+# The `weight_map` of a module: one, or one for each layout that its checkpoints are published in.
+WeightMaps = WeightMap | tuple[WeightMap, ...]
 
 
 State = Mapping[str, Tensor]

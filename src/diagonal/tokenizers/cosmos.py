@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from diagonal.engine.protocols import WeightMap
 from diagonal.tokenizers.radix import digits, number
+from diagonal.tokenizers.streaming import Past, Steps, check_clip, numbered
 
 HAAR = 2  # levels of the Haar transform: each halves time and both sides of a frame
 PIXEL = 3 * 8**HAAR  # channels after it
@@ -56,25 +57,6 @@ class Config:
         return CosmosTokenizer(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
-    """What layers remember between calls; `past / "name"` is the part of a submodule."""
-
-    state: MutableMapping[str, Tensor]
-    start: bool  # the frames of this call begin the video
-    path: str = ""
-
-    def __truediv__(self, name: str) -> Past:
-        return Past(self.state, self.start, f"{self.path}.{name}" if self.path else name)
-
-    def join(self, x_BCTHW: Tensor, count: int) -> Tensor:
-        """New frames behind the remembered ones (none at the start); the newest `count` of all are remembered."""
-        joined = x_BCTHW if self.start else torch.cat([self.state[self.path], x_BCTHW], dim=2)
-        # A copy: a view would keep all frames in memory.
-        self.state[self.path] = joined[:, :, max(0, joined.shape[2] - count) :].clone()
-        return joined
-
-
 def repeat_first(x_BCTHW: Tensor, count: int) -> Tensor:
     """`count` more copies of the first frame in front."""
     return torch.cat([x_BCTHW[:, :, :1].expand(-1, -1, count, -1, -1), x_BCTHW], dim=2)
@@ -93,23 +75,9 @@ class Conv(nn.Module):
     def forward(self, x_BCTHW: Tensor, past: Past) -> Tensor:
         if self.earlier:
             x_BCTHW = repeat_first(x_BCTHW, self.earlier) if past.start else x_BCTHW
-            x_BCTHW = past.join(x_BCTHW, self.earlier)
+            x_BCTHW = past.join(x_BCTHW, self.earlier, dim=2)
         out: Tensor = self.conv3d(x_BCTHW)
         return out
-
-
-class Steps(nn.ModuleDict):
-    """Named layers, one after the other."""
-
-    def forward(self, x_BCTHW: Tensor, past: Past) -> Tensor:
-        for name, layer in self.items():
-            x_BCTHW = layer(x_BCTHW, past / name)
-        return x_BCTHW
-
-
-def numbered(*layers: nn.Module) -> Steps:
-    """Layers named by their numbers."""
-    return Steps({str(index): layer for index, layer in enumerate(layers)})
 
 
 def pair(inputs: int, outputs: int) -> Steps:
@@ -172,7 +140,7 @@ def _in_frames(q_BCTHW: Tensor, k_BCTHW: Tensor, v_BCTHW: Tensor) -> Tensor:
 
 def _over_time(q_BCTHW: Tensor, k_BCTHW: Tensor, v_BCTHW: Tensor, past: Past, window: int) -> Tensor:
     """Every place attends to itself in the newest `window` frames up to its own."""
-    keys, values = (past / "k").join(k_BCTHW, window - 1), (past / "v").join(v_BCTHW, window - 1)
+    keys, values = ((past / n).join(x, window - 1, dim=2) for n, x in (("k", k_BCTHW), ("v", v_BCTHW)))
     q, k, v = (part.permute(0, 3, 4, 2, 1).flatten(1, 2) for part in (q_BCTHW, keys, values))
     frame = torch.arange(k.shape[2], device=k.device)
     back = frame[k.shape[2] - q.shape[2] :, None] - frame  # frames from query back to key
@@ -329,11 +297,7 @@ class CosmosTokenizer(nn.Module):
         return self.config.stride
 
     def encode(self, video_BTCHW: Tensor) -> Tensor:
-        frames, _, height, width = video_BTCHW.shape[1:]
-        if frames % self.stride != 1:
-            raise ValueError(f"{frames} frames given; a clip must have 1 + {self.stride}n: 1, {1 + self.stride}, ...")
-        if height % self.patch or width % self.patch:
-            raise ValueError(f"frames of {height}x{width} given; both sides must be multiples of {self.patch}")
+        check_clip(video_BTCHW, self.stride, self.patch)
         with torch.inference_mode():
             ids_BTHW = self.ids(self.latents(video_BTCHW))
         return ids_BTHW.clone()
