@@ -30,6 +30,10 @@ DIGITS = re.compile("[0-9]{1,18}")
 READABLE = (".safetensors", *PICKLED, SCRIPTED)
 HALVES = {f"encoder{SCRIPTED}", f"decoder{SCRIPTED}"}  # of a tokenizer; a third file beside them holds both again
 
+# Trainers put the weights under one of these names; of a generator and its moving average, the average is the result.
+WRAPPINGS = ("generator_ema", "generator", "state_dict", "model")
+WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")  # what trainers leave inside of keys
+
 SHARD = 5 * 10**9  # bytes of tensors in a file that is written, at most
 SCALE = ".scale"
 
@@ -99,6 +103,7 @@ def load(module: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
     strip = len(prefix(state, weight_map))
     found = {key[strip:]: value for key, value in state.items() if key.startswith(prefix(state, weight_map))}
     found = {key: value for key, value in found.items() if not any(_form(one)(key) for one in weight_map.ignore)}
+    found = rename(found, weight_map.aliases)
     wanted = {key: tuple(value.shape) for key, value in module.state_dict().items()}
     # Our own names or the published ones: whichever fits better.
     found = max(found, rename(found, weight_map.keys), key=lambda state: len(wanted.keys() & state.keys()))
@@ -273,12 +278,22 @@ def _read_pickled(path: Path) -> State:
             f"{path} was refused: it is damaged or no PyTorch file ({type(error).__name__}); code in it is never run"
         ) from error
     state = content
-    for wrapping in ("state_dict", "model"):  # trainers put the weights under either name
+    for wrapping in WRAPPINGS:
         if isinstance(state, dict) and isinstance(state.get(wrapping), dict):
             state = state[wrapping]
     if not isinstance(state, dict) or not state or not all(isinstance(v, Tensor) for v in state.values()):
         raise ValueError(f"{path} holds no state dict of tensors")
-    return {str(key): value for key, value in state.items()}
+    plain = {_plain(str(key)): value for key, value in state.items()}
+    if len(plain) < len(state):
+        raise ValueError(f"{path} holds keys that differ only in what trainers add to them: {', '.join(WRAPPERS)}")
+    return plain
+
+
+def _plain(key: str) -> str:
+    """A key without the names of the modules that trainers wrap around others."""
+    for wrapper in WRAPPERS:
+        key = key.replace(wrapper, "")
+    return key
 
 
 def _list(what: str, items: list[str]) -> list[str]:
