@@ -72,11 +72,11 @@ class Recorder:
         self.flows: list[Tensor] = []
         self.x0s: list[Tensor] = []
 
-    def __call__(self, x: Tensor, level: float | Tensor, text: TextKV, rope: Rope, memory: Memory) -> Tensor:
-        flow: Tensor = self.model(x, level, text, rope, memory)
+    def __call__(self, x_BFCHW: Tensor, level: float | Tensor, text: TextKV, rope: Rope, memory: Memory) -> Tensor:
+        flow: Tensor = self.model(x_BFCHW, level, text, rope, memory)
         assert isinstance(level, float)
         self.flows.append(flow)
-        self.x0s.append(x - sigma(level) * flow)
+        self.x0s.append(x_BFCHW - sigma(level) * flow)
         return flow
 
 

@@ -135,7 +135,7 @@ def test_every_call_of_a_recorded_run_is_the_same(model: Any, case: str) -> None
 def _same_cache(cache: Any, data: dict[str, Tensor], frames: int) -> None:
     """The recording shifts what our ring overwrites: the same frames in another order."""
     window = cache.window
-    held = range(cache.origin, frames)
+    held = list(range(cache.origin, frames))
     if len(held) > window.frames:
         held = [*held[: window.sink], *held[window.sink - window.frames :]]
     places = torch.cat([cache.slots(frame, 1) for frame in held])
@@ -184,7 +184,7 @@ def test_published_keys_load_strictly(layout: str, prefix: str) -> None:
         weights.load(module, dict(list(state.items())[:-1]), "wan/1.3b")
     with pytest.raises(ValueError, match="1 unexpected"):
         weights.load(module, state | {prefix + "blocks.99.extra": torch.empty(1)}, "wan/1.3b")
-    name = next(key for key in state if key.endswith("ffn.2.bias") or key.endswith("ffn.net.2.bias"))
+    name = next(key for key in state if key.endswith(("ffn.2.bias", "ffn.net.2.bias")))
     with pytest.raises(ValueError, match="1 of another shape"):
         weights.load(module, state | {name: torch.empty(7)}, "wan/1.3b")
 
