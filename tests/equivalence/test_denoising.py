@@ -15,7 +15,7 @@ from diagonal.engine.attention import Full
 from diagonal.engine.chunk_masks import block_causal, dense
 from diagonal.engine.denoise import Gaussian, Settings, denoise
 from diagonal.engine.teacher import sample_whole, unipc
-from diagonal.engine.window import Window
+from diagonal.engine.window import Window, WindowCache
 from diagonal.models.wan import VARIANTS
 from tests.tiny import build
 from tests.wan import SIZE, TOKENS, Recorder, Steps, new_cache, recorded_model, sigma, video
@@ -218,6 +218,44 @@ def test_a_noised_context_is_noised(model: Any) -> None:
     first, second = (video(model, Window(6), plain(one), always(words(0)), 6)[0] for one in (CLEAN, NOISED))
     assert torch.equal(first[:, :3], second[:, :3])
     assert (first[:, 3:] - second[:, 3:]).abs().max() > 1e-3
+
+
+def test_the_text_of_the_first_chunk_is_asked_for_once(model: Any) -> None:
+    asked: list[int] = []
+
+    def fresh(index: int) -> Tensor:
+        asked.append(index)
+        return words(0)  # another tensor each time: a new text each time
+
+    latents = torch.zeros(1, 1, 16, *SIZE)
+    chunks = list(denoise(model, new_cache(model, Window(6)), plain(), fresh, 7, latents))
+    assert asked == [0, 1] and [chunk.changed for chunk in chunks] == [False, True]
+
+
+def test_in_bfloat16_the_video_is_nearly_the_same(model: Any) -> None:
+    small = recorded_model().bfloat16()
+    cache = WindowCache(small.cache_spec, Window(6, 3, relative=True), TOKENS, 1, CPU, torch.bfloat16)
+    ours = torch.cat([chunk.latents for chunk in denoise(small, cache, plain(), always(words(0)), 12)], 1)
+    exact, _ = video(model, Window(6, 3, relative=True), plain(), always(words(0)), 12)
+    assert ours.dtype == torch.float32
+    assert (ours - exact).norm() < 0.03 * exact.norm()
+
+
+def test_a_compiler_takes_each_part_of_a_block_whole(model: Any) -> None:
+    """What lies between attentions has no graph breaks; the compiled parts are put in place of the plain ones."""
+    exact, _ = video(model, Window(6), plain(), always(words(0)), 6)
+    compiled, graphs = recorded_model(), []
+
+    def count(graph: Any, example: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    for block in compiled.blocks:
+        for part in ("before", "between", "after"):
+            setattr(block, part, torch.compile(getattr(block, part), backend=count, fullgraph=True))
+    ours, _ = video(compiled, Window(6), plain(), always(words(0)), 6)
+    close(ours, exact)
+    assert len(graphs) == 3  # for all layers, levels and chunks
 
 
 def test_gradients_reach_every_weight() -> None:

@@ -97,7 +97,7 @@ def denoise(
     if given_BFCHW is not None:
         run.give(given_BFCHW)
     for index in chunks:
-        wanted = text(index)
+        wanted = text(index) if index else current
         changed = wanted is not current
         if changed:
             current = wanted
@@ -162,7 +162,7 @@ class _Run:
         if latents_BFCHW.shape != shape:
             raise ValueError(f"latents of shape {tuple(latents_BFCHW.shape)} given to begin with; {shape} is needed")
         _check(latents_BFCHW, "the given latents")
-        size = self.settings.chunk_frames
+        latents_BFCHW, size = latents_BFCHW.to(self.cache.k.device, torch.float32), self.settings.chunk_frames
         first = latents_BFCHW.shape[1] % size
         for part in (*latents_BFCHW[:, :first].split(size, 1), *latents_BFCHW[:, first:].split(size, 1)):
             if part.shape[1]:
@@ -213,7 +213,7 @@ class _Run:
         memory = cache.at(start, frames)
         shift = cache.sink_shift(start, frames)
         if shift:
-            turn = self.model.rope(torch.tensor([shift], device=device), 1, 1)
+            turn = self.model.rope(torch.full((1,), shift, device=device), 1, 1)
             cache.move_sink(lambda k: self.model.rotate(k, turn))
         return memory, self.model.rope(torch.arange(start, start + frames, device=device), *self._grid())
 

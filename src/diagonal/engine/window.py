@@ -82,13 +82,10 @@ class WindowCache:
                 f"{frames} latent frames fed at once; a window of {self.window.frames} with a sink of "
                 f"{self.window.sink} holds 1 to {ring}. Enlarge the window, or take smaller chunks"
             )
-        # On the host: this happens once per chunk, and its result is the only thing the device has to know.
-        places = [frame - self.origin for frame in range(start, start + frames)]
-        places = [
-            one if one < self.window.sink else self.window.sink + (one - self.window.sink) % ring for one in places
-        ]
-        first = torch.tensor(places, device=self.k.device)[:, None] * self.frame_tokens
-        return (first + torch.arange(self.frame_tokens, device=self.k.device)).flatten()
+        # Computed on the device: nothing is copied there, so nobody waits for it.
+        place = torch.arange(start - self.origin, start - self.origin + frames, device=self.k.device)
+        place = torch.where(place < self.window.sink, place, self.window.sink + (place - self.window.sink) % ring)
+        return (place[:, None] * self.frame_tokens + torch.arange(self.frame_tokens, device=self.k.device)).flatten()
 
     def at(self, start: int, frames: int) -> WindowStep:
         """The cache as frames [start, start + frames) see it: they follow those fed so far, or repeat the last."""
