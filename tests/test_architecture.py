@@ -197,6 +197,7 @@ for name in ("diffusers", "av", "PIL", "typer", "rich", "huggingface_hub", "tran
 import diagonal.engine.decode, diagonal.models.mcar, diagonal.pipeline, diagonal.weights, diagonal.worlds.vpt
 import diagonal.models.wham, diagonal.tokenizers.wham, diagonal.worlds.xbox, diagonal.text
 import diagonal.tokenizers.wan_vae, diagonal.tokenizers.taehv
+import diagonal.models.wan, diagonal.engine.denoise, diagonal.engine.teacher, diagonal.engine.chunk_masks
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

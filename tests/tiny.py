@@ -17,7 +17,8 @@ from diagonal.engine.sampler import Sampler
 from diagonal.names import find, listing
 from diagonal.plan import Plan
 
-TINY = [name for name in listing("models") if "tiny" in name]  # every family has at least one
+TOKENS = [name for name in listing("models") if isinstance(find("models", name), Variant)]  # the rest denoises latents
+TINY = [name for name in TOKENS if "tiny" in name]  # every family has at least one
 GREEDY = Sampling(temperature=0)
 
 

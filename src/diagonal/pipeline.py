@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from diagonal import weights as checkpoint
 from diagonal.engine.decode import Video, plans, spans
-from diagonal.engine.protocols import ActionSpace, Sampling, Variant
+from diagonal.engine.protocols import ActionSpace, Sampling, Variant, token_variant
 from diagonal.engine.sampler import Sampler
 from diagonal.grid import Grid, Layout
 from diagonal.names import find
@@ -256,7 +256,7 @@ def load(
     weights as they are stored. `seed` is that of random weights: as the modules initialise themselves for float32 on a
     CPU, and otherwise drawn on the device in the dtype, so that a large model is never held twice. The two differ.
     """
-    variant: Variant = find("models", name)
+    variant = token_variant(find("models", name), name)
     device = check_device(device)
     label = str(weights)
     if weights is None and variant.embedded:

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from diagonal import pickles
-from diagonal.engine.protocols import WeightMap, WeightMaps
+from diagonal.engine.protocols import WeightMap
 from diagonal.files import atomic
 
 PICKLED = (".ckpt", ".bin", ".pt", ".pth")
@@ -29,6 +29,10 @@ SCRIPTED = ".jit"
 DIGITS = re.compile("[0-9]{1,18}")
 READABLE = (".safetensors", *PICKLED, SCRIPTED)
 HALVES = {f"encoder{SCRIPTED}", f"decoder{SCRIPTED}"}  # of a tokenizer; a third file beside them holds both again
+
+# Trainers put the weights under one of these names; of a generator and its moving average, the average is the result.
+WRAPPINGS = ("generator_ema", "generator", "state_dict", "model")
+WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")  # what trainers leave inside of keys
 
 SHARD = 5 * 10**9  # bytes of tensors in a file that is written, at most
 SCALE = ".scale"
@@ -94,12 +98,15 @@ def locate(source: str | Path) -> Path:
 
 
 def load(module: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
-    """Put a checkpoint's tensors into `module` by its weight map, or by the one of several that fits; every key and
-    shape must match."""
+    """Put a checkpoint's tensors into `module` by its weight map; every key and shape must match."""
+    weight_map = cast(WeightMap, module.weight_map)
+    strip = len(prefix(state, weight_map))
+    found = {key[strip:]: value for key, value in state.items() if key.startswith(prefix(state, weight_map))}
+    found = {key: value for key, value in found.items() if not any(_form(one)(key) for one in weight_map.ignore)}
+    found = rename(found, weight_map.aliases)
     wanted = {key: tuple(value.shape) for key, value in module.state_dict().items()}
-    # Our own names or those of a published layout: whichever fits best.
-    readings = [found for one in _each(cast(WeightMaps, module.weight_map)) for found in _readings(state, one)]
-    found = max(readings, key=lambda state: len(wanted.keys() & state.keys()))
+    # Our own names or the published ones: whichever fits better.
+    found = max(found, rename(found, weight_map.keys), key=lambda state: len(wanted.keys() & state.keys()))
     shapes = {key: tuple(value.shape) for key, value in found.items()}
     other = [key for key in wanted.keys() & shapes.keys() if shapes[key] != wanted[key]]
     problems = [
@@ -113,22 +120,9 @@ def load(module: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
     module.load_state_dict(found, strict=True, assign=True)
 
 
-def _each(maps: WeightMaps) -> tuple[WeightMap, ...]:
-    return (maps,) if isinstance(maps, WeightMap) else maps
-
-
-def _readings(state: Mapping[str, Tensor], weight_map: WeightMap) -> tuple[State, State]:
-    """A checkpoint's tensors without the map's prefix and what it ignores: as they are named, and renamed."""
-    start = prefix(state, weight_map)
-    found = {key.removeprefix(start): value for key, value in state.items() if key.startswith(start)}
-    found = {key: value for key, value in found.items() if not any(_form(one)(key) for one in weight_map.ignore)}
-    return found, rename(found, weight_map.keys)
-
-
-def prefix(state: Mapping[str, Tensor], maps: WeightMaps) -> str:
-    """The first prefix of the map (of several: in their order) that any key has."""
-    prefixes = [one for weight_map in _each(maps) for one in weight_map.prefixes]
-    return next((one for one in prefixes if any(key.startswith(one) for key in state)), "")
+def prefix(state: Mapping[str, Tensor], weight_map: WeightMap) -> str:
+    """The first prefix of the map that any key has."""
+    return next((one for one in weight_map.prefixes if any(key.startswith(one) for key in state)), "")
 
 
 def rename(state: Mapping[str, Tensor], keys: Mapping[str, tuple[str, ...]]) -> State:
@@ -284,12 +278,22 @@ def _read_pickled(path: Path) -> State:
             f"{path} was refused: it is damaged or no PyTorch file ({type(error).__name__}); code in it is never run"
         ) from error
     state = content
-    for wrapping in ("state_dict", "model"):  # trainers put the weights under either name
+    for wrapping in WRAPPINGS:
         if isinstance(state, dict) and isinstance(state.get(wrapping), dict):
             state = state[wrapping]
     if not isinstance(state, dict) or not state or not all(isinstance(v, Tensor) for v in state.values()):
         raise ValueError(f"{path} holds no state dict of tensors")
-    return {str(key): value for key, value in state.items()}
+    plain = {_plain(str(key)): value for key, value in state.items()}
+    if len(plain) < len(state):
+        raise ValueError(f"{path} holds keys that differ only in what trainers add to them: {', '.join(WRAPPERS)}")
+    return plain
+
+
+def _plain(key: str) -> str:
+    """A key without the names of the modules that trainers wrap around others."""
+    for wrapper in WRAPPERS:
+        key = key.replace(wrapper, "")
+    return key
 
 
 def _list(what: str, items: list[str]) -> list[str]:

@@ -7,16 +7,21 @@ from typing import Any
 import pytest
 import torch
 
-from diagonal.engine.attention import Dense
+from diagonal.engine.attention import Dense, Full
+from diagonal.engine.protocols import DiffusionVariant
 from diagonal.names import families, find, listing
-from tests.tiny import TINY, build, tiny_config
+from diagonal.text import ENCODERS
+from tests.tiny import TINY, TOKENS, build, tiny_config
+
+DIFFUSION = [name for name in listing("models") if isinstance(find("models", name), DiffusionVariant)]
+TINY_DIFFUSION = [name for name in DIFFUSION if "tiny" in name]
 
 
 def test_every_family_has_a_tiny_variant() -> None:
-    assert {name.partition("/")[0] for name in TINY} == set(families("models"))
+    assert {name.partition("/")[0] for name in (*TINY, *TINY_DIFFUSION)} == set(families("models"))
 
 
-@pytest.mark.parametrize("name", listing("models"))
+@pytest.mark.parametrize("name", TOKENS)
 def test_a_variant_says_all_that_its_surroundings_need(name: str) -> None:
     variant = find("models", name)
     config = variant.config
@@ -71,3 +76,30 @@ def test_a_tokenizer_maps_frames_to_its_models_grid_and_streams(name: str) -> No
     assert [part.shape[1] for part in frames] == [1, stride, stride]
     streamed = torch.cat(frames, dim=1)
     assert (streamed.int() - whole.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("name", DIFFUSION)
+def test_a_diffusion_variant_says_all_that_its_surroundings_need(name: str) -> None:
+    variant = find("models", name)
+    assert variant.licence and variant.source and variant.fps > 0
+    if variant.text:
+        encoder = ENCODERS[variant.text]
+        assert (encoder.length, encoder.width) == (variant.config.text_length, variant.config.text_dim)
+    with torch.device("meta"):
+        model = variant.config.build()
+    assert model.weight_map.prefixes and not list(model.buffers())
+
+
+@pytest.mark.parametrize("name", TINY_DIFFUSION)
+def test_a_diffusion_model_gives_each_sample_and_frame_its_own_level(name: str) -> None:
+    """A level for all, one per sample and one per frame: the same numbers give the same velocity."""
+    model: Any = build(find("models", name).config)
+    config, side = model.config, model.config.patch
+    x = torch.randn(2, 3, config.channels, 2 * side, 3 * side, generator=torch.Generator().manual_seed(0))
+    text, rope = model.embed_text(torch.randn(1, 4, config.text_dim)), model.rope(torch.arange(3), 2, 3)
+    velocity = model(x, 500.0, text, rope, Full())
+    assert velocity.shape == x.shape
+    torch.testing.assert_close(model(x, torch.full((2, 3), 500.0), text, rope, Full()), velocity)
+    for sample, level in enumerate((500.0, 20.0)):
+        mixed = model(x, torch.tensor([[500.0], [20.0]]), text, rope, Full())[sample]
+        torch.testing.assert_close(mixed, model(x, level, text, rope, Full())[sample])

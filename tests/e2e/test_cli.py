@@ -253,6 +253,7 @@ def test_all_models_are_listed_with_licence_and_source(tmp_path):
     models = {model["name"]: model for model in json.loads(run(tmp_path, "models", "--json"))}
     assert list(models) == listing("models")
     assert models["mcar/tiny"]["grid"] == "16x14x24"
+    assert models["wan/1.3b"]["parameters"] == 1_418_996_800
     assert models["mcar/tiny"]["parameters"] == sum(
         p.numel() for p in find("models", "mcar/tiny").config.build().parameters()
     )

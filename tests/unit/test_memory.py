@@ -16,9 +16,9 @@ from diagonal.engine.protocols import Sampling
 from diagonal.engine.sampler import Sampler
 from diagonal.grid import Grid, Layout
 from diagonal.memory import GB, SAMPLED, estimate
-from diagonal.names import find, listing
+from diagonal.names import find
 from diagonal.plan import Plan, make_plan
-from tests.tiny import TINY, build, new_cache
+from tests.tiny import TINY, TOKENS, build, new_cache
 
 
 def window(name: str, schedule: str = "diagonal:k=2", known: int | None = None) -> Plan:
@@ -110,7 +110,7 @@ class Kernel:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("name", [name for name in listing("models") if name not in TINY])
+@pytest.mark.parametrize("name", [name for name in TOKENS if name not in TINY])
 def test_activations_are_those_of_a_forward_over_the_prompt(name: str, dtype: torch.dtype) -> None:
     """The real modules at full size on the meta device, where tensors have sizes and no memory."""
     plan = window(name)

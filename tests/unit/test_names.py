@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from diagonal.names import families, find, listing
+from tests.tiny import TOKENS
 
 
 def test_every_listed_model_is_found():
-    assert all(find("models", name).config.frames > 0 for name in listing("models"))
+    assert all(find("models", name).licence for name in listing("models"))
 
 
 def test_the_listing_has_the_released_models_in_the_order_of_their_file():
@@ -23,7 +24,7 @@ def test_a_name_is_a_file_and_a_variant_in_it():
 
 
 def test_a_model_names_a_tokenizer_that_exists():
-    for name in listing("models"):
+    for name in TOKENS:
         assert find("models", name).tokenizer in listing("tokenizers")
 
 

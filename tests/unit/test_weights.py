@@ -36,19 +36,6 @@ class Toy(nn.Module):
         self.blocks = nn.ModuleList(nn.ModuleDict({"qk": nn.Linear(4, 6, bias=False)}) for _ in range(2))
 
 
-class TwoLayouts(Toy):
-    """The same layers, published in a second layout too."""
-
-    weight_map = (  # type: ignore[assignment]
-        Toy.weight_map,
-        WeightMap(
-            prefixes=("net.", ""),
-            keys={"embed.weight": ("wte",), "blocks.{}.qk.weight": ("h.{}.q", "h.{}.k")},
-            ignore=("h.{}.mask",),
-        ),
-    )
-
-
 class ToyTokenizer(nn.Module):
     """All keys of the published file get a prefix here."""
 
@@ -611,28 +598,3 @@ def test_one_file_of_a_repository_is_downloaded_alone(monkeypatch, tmp_path, pub
     monkeypatch.setattr("huggingface_hub.hf_hub_download", hf_hub_download)
     assert_same(weights.read("organisation/model/sizes/small.ckpt"), published)
     assert asked == [("organisation/model", "sizes/small.ckpt")]
-
-
-def test_of_several_layouts_the_one_that_fits_is_read(published: dict[str, Tensor]) -> None:
-    """Each layout with and without its prefix, and our own names."""
-    short = {"wte": published["model.embed.weight"], "h.0.mask": torch.zeros(1)}
-    short |= {
-        f"h.{layer}.{name}": published[f"model.layers.{layer}.{name}.weight"] for layer in (0, 1) for name in "qk"
-    }
-    states = [published, prefixed(published, "transformer."), short, prefixed(short, "net.")]
-    for state in states:
-        model = TwoLayouts()
-        weights.load(model, state, "two")
-        assert_holds(model, published)
-    own = TwoLayouts()
-    weights.load(own, prefixed(model.state_dict(), "transformer."), "two")
-    assert_holds(own, published)
-    with pytest.raises(ValueError, match=r"1 missing: blocks\.0\.qk\.weight; 1 unexpected: h\.0\.q$"):
-        weights.load(own, {key: value for key, value in short.items() if key != "h.0.k"}, "two")
-
-
-def test_the_prefix_of_several_layouts_is_the_first_that_occurs() -> None:
-    assert weights.prefix({"net.wte": torch.zeros(1)}, TwoLayouts.weight_map) == ""  # an empty one fits any key
-    named = tuple(WeightMap(prefixes=one) for one in (("a.", "b."), ("c.",)))
-    assert weights.prefix({"c.x": torch.zeros(1), "d.x": torch.zeros(1)}, named) == "c."
-    assert weights.prefix({"c.x": torch.zeros(1), "b.x": torch.zeros(1)}, named) == "b."

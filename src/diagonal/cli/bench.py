@@ -111,6 +111,7 @@ def _cases(
     groups: list[list[dict[str, str]]], model: str, weights: tuple[str | None, str | None], device: str
 ) -> list[list[Case]]:
     """The cases, with one world for each dtype."""
+    from diagonal.engine.protocols import token_variant
     from diagonal.evaluation.machine import Clock
     from diagonal.evaluation.speed import Case
     from diagonal.names import find
@@ -120,7 +121,7 @@ def _cases(
     orders = [[Order.of(one["schedule"]) for one in group] for group in groups]
     Clock(check_device(device))  # or it is refused here
     given, tokenizer = weights
-    source = given if given is not None or find("models", model).embedded else "random"
+    source = given if given is not None or token_variant(find("models", model), model).embedded else "random"
     names = sorted({one["dtype"] for group in groups for one in group})
     for name in names:
         find_dtype(name, device)

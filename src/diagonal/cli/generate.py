@@ -100,13 +100,14 @@ def generate(
     if out_path == "-" and (as_json or compare is not None):
         raise ValueError("--out - streams the video to stdout; it goes neither with --json nor with --compare")
     from diagonal import video
+    from diagonal.engine.protocols import token_variant
     from diagonal.names import find
 
     # All that can be refused is refused before a large model is loaded.
     video.check_target(out_path)
     chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     given = {key: value for key, value in chosen.items() if value is not None}
-    sampling = replace(find("models", model).sampling, **given)
+    sampling = replace(token_variant(find("models", model), model).sampling, **given)
     if prompt is not None and start is not None:
         raise ValueError("--prompt and --start both say where to begin; give one")
     if prompt is None and prompt_frames is not None:

@@ -12,19 +12,21 @@ def models(as_json: Json = False) -> None:
     """List the models that can be loaded, with the licence and the source of their weights."""
     import torch
 
+    from diagonal.engine.protocols import Variant
     from diagonal.names import find, listing
 
     rows = []
     for name in listing("models"):
         variant, config = find("models", name), find("models", name).config
+        tokens = isinstance(variant, Variant)  # a diffusion model takes any size, and a text instead of actions
         with torch.device("meta"):
             size = sum(parameter.numel() for parameter in config.build().parameters())
         rows.append(
             {
                 "name": name,
                 "parameters": size,
-                "grid": f"{config.frames}x{config.rows}x{config.cols}",
-                "actions": variant.actions,
+                "grid": f"{config.frames}x{config.rows}x{config.cols}" if tokens else "any",
+                "actions": variant.actions if tokens else "prompt",
                 "licence": variant.licence,
                 "source": variant.source,
             }

@@ -56,10 +56,11 @@ def plan(
         start = (known == 0) if prefix is None else prefix
         plans = [make_plan(Layout(Grid.parse(grid), int(start), suffix or 0), order, known)]
     else:
+        from diagonal.engine.protocols import token_variant
         from diagonal.names import find
 
         _refuse("--model", {"--prefix": prefix, "--suffix": suffix})
-        variant = find("models", str(model))
+        variant = token_variant(find("models", str(model)), str(model))
         plans = _plans(variant, order, known_frames, frames)
         memory = {"model": model} | _memory(variant, plans, batch or 1, dtype or "bfloat16", card)
     made = plans[0]

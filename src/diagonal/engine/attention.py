@@ -57,6 +57,17 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True)
+class Full:
+    """Inputs attend to all of each other: a bidirectional model."""
+
+    def layer(self, index: int) -> Self:
+        return self
+
+    def attend(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+        return attend(q_BHSD, k_BKSD, v_BKSD, None)
+
+
+@dataclass(frozen=True, slots=True)
 class Causal:
     """Inputs in raster order attend to those before them: what next-token training needs, with no mask to read."""
 

@@ -1,7 +1,8 @@
 """What the engine asks of a model, a tokenizer and an action space, and how each is described.
 
 Shape suffixes used throughout: B batch, S inputs of one call, L sequence positions, V vocabulary, H heads,
-K key/value heads, D head width, M model width, T frames, F latent frames, C channels.
+K key/value heads, D head width, M model width, T frames, C channels. In diffusion models: F latent frames, N tokens of
+a latent frame, C channels (of a latent, or of the model).
 """
 
 from __future__ import annotations
@@ -200,15 +201,13 @@ class TokenConfig(Protocol):
 class WeightMap:
     """How a published checkpoint's keys become ours: the first prefix that occurs is stripped; then each of our
     keys is the concatenation (along dimension 0) of the published ones. '{}' stands for any layer number. Keys of
-    the form `ignore` hold nothing that the model needs, such as tables that it computes, and are left out."""
+    the form `ignore` hold nothing that the model needs, such as tables that it computes, and are left out. Where a
+    model is published under two sets of names, `aliases` makes those of `keys` from the other ones, and comes first."""
 
     prefixes: tuple[str, ...] = ("",)
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignore: tuple[str, ...] = ()  # published keys that hold nothing of ours
-
-
-# The `weight_map` of a module: one, or one for each layout that its checkpoints are published in.
-WeightMaps = WeightMap | tuple[WeightMap, ...]
 
 
 State = Mapping[str, Tensor]
@@ -234,3 +233,97 @@ class Variant:
     fit: Fit | None = None  # for families whose checkpoints differ
     mark: str = ""  # text drawn into every written frame
     prompt_frames: int = 1  # of a clip that is continued, where nobody says how many
+
+
+Rope = tuple[Tensor, Tensor]  # cos and sin of the angles by which pairs of a head are turned
+TextKV = Sequence[tuple[Tensor, Tensor]]  # of each layer: keys and values of the text, (B or 1, H, L, D)
+
+
+class DiffusionModel(Protocol):
+    """A transformer over latent frames that predicts the velocity v = noise - x0. Knows nothing of schedules or caches.
+
+    What depends on the prompt alone (`embed_text`) or on the place alone (`rope`) is computed once and passed in.
+    """
+
+    @property
+    def config(self) -> DiffusionConfig: ...
+    @property
+    def cache_spec(self) -> CacheSpec: ...
+
+    def embed_text(self, text_BLC: Tensor) -> TextKV:
+        """Keys and values of a prompt for every layer."""
+        ...
+
+    def rope(self, frames_F: Tensor, rows: int, cols: int) -> Rope:
+        """The rotation of every token of latent frames with these positions."""
+        ...
+
+    def rotate(self, x_BSHD: Tensor, rope: Rope) -> Tensor:
+        """Turn queries or keys; used by the engine to move keys that are cached already."""
+        ...
+
+    def __call__(self, x_BFCHW: Tensor, level: float | Tensor, text: TextKV, rope: Rope, memory: Memory) -> Tensor:
+        """The velocity (B, F, C, H, W). `level` is a timestep in [0, 1000], or one per sample and frame."""
+        ...
+
+
+class ChunkSchedule(Protocol):
+    """How many steps each chunk of latent frames takes, and what of it later chunks see."""
+
+    def levels(self, chunk: int) -> tuple[float, ...]:
+        """Timesteps in [0, 1000], descending: one model call each."""
+        ...
+
+    def context_level(self, chunk: int) -> float | None:
+        """None: later chunks see the keys of the last denoising call (Diagonal Forcing). A timestep: the finished chunk
+        is noised to it and fed once more; 0 feeds it clean (Self-Forcing)."""
+        ...
+
+
+class DiffusionConfig(Protocol):
+    """The numbers of a diffusion model that its surroundings need."""
+
+    @property
+    def channels(self) -> int:
+        """Channels of a latent."""
+        ...
+
+    @property
+    def patch(self) -> int:
+        """Latent cells per token along each side of a frame."""
+        ...
+
+    @property
+    def text_dim(self) -> int:
+        """Width of the prompt's embeddings."""
+        ...
+
+    @property
+    def text_length(self) -> int:
+        """Rows of the prompt's embeddings, at most."""
+        ...
+
+    def build(self) -> nn.Module:
+        """The model, uninitialised where the device context says so."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DiffusionVariant:
+    """One diffusion model that can be loaded by name: its config, its surroundings, and where its weights come from."""
+
+    config: DiffusionConfig
+    vae: str  # names are paths: tokenizers/<family>.py, VARIANTS[<variant>]
+    preview: str  # the fast decoder of the same latents, likewise
+    text: str  # the encoder of the prompts, in text.ENCODERS; '' where none has the model's width
+    licence: str
+    source: str
+    fps: int = 16
+    random: bool = False  # no weights exist: loads with random ones unless told otherwise
+
+
+def token_variant(found: Variant | DiffusionVariant, name: str) -> Variant:
+    """A model of tokens, where nothing else will do."""
+    if isinstance(found, DiffusionVariant):
+        raise ValueError(f"{name} denoises latents and has no tokens; this needs a token model, such as mcar/tiny")
+    return found

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from diagonal import weights
-from diagonal.engine.protocols import Variant
+from diagonal.engine.protocols import token_variant
 from diagonal.evaluation import report
 from diagonal.evaluation.idm import Config, InverseDynamics
 from diagonal.evaluation.metrics import Interval
@@ -34,7 +34,7 @@ def load_judge(source: str | Path, device: torch.device | str) -> InverseDynamic
 
 def check_actions(model: str) -> None:
     """The judge knows the actions of one game."""
-    variant: Variant = find("models", model)
+    variant = token_variant(find("models", model), model)
     if variant.actions != "vizdoom":
         raise ValueError(f"the judge knows Doom's actions; those of {model} are {variant.actions}")
 

@@ -1,0 +1,138 @@
+"""A rolling window of keys and values over latent frames: a ring whose first frames, the sink, stay.
+
+Frame f of the video has the slot f while it is one of the sink, and then sink + (f - sink) mod (frames - sink). So the
+newest chunk overwrites the oldest frames, nothing is ever moved, and what is visible is always the first part of the
+buffer: attention does not ask for the order of its keys, which are stored rotated. The cache has no position of its
+own: `at` says which frames are fed, and feeding them again overwrites them.
+
+While the video grows, the sink stays at its place in time and so falls behind the window. With `relative` it moves
+along, adjacent to the window: its keys are turned by the distance, once per chunk (`move_sink`). Positions relative to
+the window's start give the same attention, since rotary embedding only knows differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend
+
+from diagonal.engine.protocols import CacheSpec
+
+# On wide calls over many keys cuDNN is the fastest by far; each number of keys is planned once and comes up many times.
+KERNELS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Latent frames that a chunk sees, itself included: the first `sink` of the video and the newest others."""
+
+    frames: int
+    sink: int = 0
+    relative: bool = False  # the sink moves along with the window
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sink < self.frames:
+            raise ValueError(
+                f"a window of {self.frames} frames with a sink of {self.sink} given; the window must be larger than "
+                "the sink, and the sink 0 or more"
+            )
+
+
+class WindowCache:
+    """Keys and values of every layer, (layers, B, tokens, H, D)."""
+
+    def __init__(
+        self,
+        spec: CacheSpec,
+        window: Window,
+        frame_tokens: int,
+        batch: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        shape = (spec.layers, batch, window.frames * frame_tokens, spec.kv_heads, spec.head_dim)
+        self.window, self.frame_tokens = window, frame_tokens
+        self.k = torch.zeros(shape, device=device, dtype=dtype)
+        self.v = torch.zeros(shape, device=device, dtype=dtype)
+        self.restart(0)
+
+    @property
+    def batch(self) -> int:
+        return self.k.shape[1]
+
+    def restart(self, origin: int) -> None:
+        """Count slots from frame `origin` on, which begins the new sink. Earlier frames are forgotten."""
+        self.origin = origin
+        self._sink_k: Tensor | None = None  # as first written; only where the sink has moved
+
+    def slots(self, start: int, frames: int) -> Tensor:
+        """The places of the tokens of frames [start, start + frames) in the buffer."""
+        ring = self.window.frames - self.window.sink
+        if not 1 <= frames <= self.window.frames - (self.window.sink if start > self.origin else 0):
+            raise ValueError(
+                f"{frames} latent frames fed at once; a window of {self.window.frames} with a sink of "
+                f"{self.window.sink} holds 1 to {ring}. Enlarge the window, or take smaller chunks"
+            )
+        # Computed on the device: nothing is copied there, so nobody waits for it.
+        place = torch.arange(start - self.origin, start - self.origin + frames, device=self.k.device)
+        place = torch.where(place < self.window.sink, place, self.window.sink + (place - self.window.sink) % ring)
+        return (place[:, None] * self.frame_tokens + torch.arange(self.frame_tokens, device=self.k.device)).flatten()
+
+    def at(self, start: int, frames: int) -> WindowStep:
+        """The cache as frames [start, start + frames) see it: they follow those fed so far, or repeat the last."""
+        seen = min(start + frames - self.origin, self.window.frames)
+        return WindowStep(self, self.slots(start, frames), seen * self.frame_tokens)
+
+    def sink_shift(self, start: int, frames: int) -> int:
+        """By how many frames the sink moves from its first place, to be adjacent to the window of these frames."""
+        end = start + frames - self.origin
+        return max(0, end - self.window.frames) if self.window.relative and self.window.sink else 0
+
+    def move_sink(self, turn: Callable[[Tensor], Tensor]) -> None:
+        """Replace the sink's keys by `turn` of those first written; rounding does not add up from move to move."""
+        tokens = self.window.sink * self.frame_tokens
+        if self._sink_k is None:
+            self._sink_k = self.k[:, :, :tokens].clone()
+        self.k[:, :, :tokens] = turn(self._sink_k)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowStep:
+    """The cache in the calls of one chunk: where its tokens go, and how many of the first places are visible."""
+
+    cache: WindowCache
+    slots_S: Tensor
+    extent: int
+
+    def layer(self, index: int) -> WindowLayer:
+        return WindowLayer(self.cache.k[index], self.cache.v[index], self)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLayer:
+    """One layer of the cache: keys and values are (B, tokens, H, D)."""
+
+    k: Tensor
+    v: Tensor
+    step: WindowStep
+
+    def attend(self, q_BHSD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor) -> Tensor:
+        k, v = self._put(self.k, k_BHSD), self._put(self.v, v_BHSD)
+        mixed = F.scaled_dot_product_attention(q_BHSD.to(k.dtype), k.transpose(1, 2), v.transpose(1, 2))
+        return mixed.to(q_BHSD.dtype)
+
+    def _put(self, buffer: Tensor, new_BHSD: Tensor) -> Tensor:
+        """Write the new tokens; what is visible after it. Gradients reach the new tokens, and never the past."""
+        new, slots = new_BHSD.transpose(1, 2).to(buffer.dtype), self.step.slots_S
+        buffer.index_copy_(1, slots, new.detach())
+        visible = buffer[:, : self.step.extent]
+        return visible.index_copy(1, slots, new) if new.requires_grad else visible
