@@ -26,6 +26,7 @@ ALLOWED = {
     "names": set(),
     "schedules": {"grid", "schedules"},
     "plan": {"grid", "schedules"},
+    "presets": {"schedules"},
     "engine": {"grid", "plan", "engine"},
     # models.doom is another config of models.mcar, with no modules of its own.
     "models": {"engine.protocols", "engine.cache", "models.layers", "models.mcar"},
@@ -34,8 +35,10 @@ ALLOWED = {
     "worlds": {"video", "files", "worlds.script"},
     "pickles": set(),
     "weights": {"files", "engine.protocols", "pickles"},
+    "lora": {"weights"},
+    "umt5": {"weights"},
     "draw": {"files", "grid", "plan", "video"},
-    "text": {"files"},
+    "text": {"files", "umt5"},
     "stream": {"engine", "plan", "video"},
     "memory": {"engine.protocols", "names", "plan"},
     "pipeline": {"engine", "grid", "names", "plan", "schedules", "stream", "text", "video", "weights"},
@@ -72,7 +75,7 @@ ALLOWED = {
     },
     "recipes": {"recipes", "training.run"},
 }
-WITHOUT_TORCH = ("grid", "schedules", "plan", "names", "files", "video", "draw", "worlds", "cli")
+WITHOUT_TORCH = ("grid", "schedules", "plan", "presets", "names", "files", "video", "draw", "worlds", "cli")
 
 
 def _tree(path: Path) -> ast.Module:
