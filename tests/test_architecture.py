@@ -195,10 +195,11 @@ def test_models_and_engine_import_with_torch_numpy_and_safetensors_alone() -> No
     """GPU machines often have no video or diffusion packages; decoding must work there."""
     code = """
 import sys
-for name in ("diffusers", "av", "PIL", "typer", "rich", "huggingface_hub", "transformers"):
+for name in ("diffusers", "av", "PIL", "typer", "rich", "huggingface_hub", "transformers", "yaml"):
     sys.modules[name] = None
 import diagonal.engine.decode, diagonal.models.mcar, diagonal.pipeline, diagonal.weights, diagonal.worlds.vpt
 import diagonal.models.wham, diagonal.tokenizers.wham, diagonal.worlds.xbox, diagonal.text
+import diagonal.presets, diagonal.lora, diagonal.umt5
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -2,7 +2,8 @@
 
 Understood are the names of PEFT (`base_model.model.blocks.0.self_attn.q.lora_A.default.weight`), of diffusers
 (`transformer.blocks.0.attn1.to_q.lora_A.weight`) and of kohya (`lora_unet_blocks_0_self_attn_q.lora_down.weight`). Both
-states are as `weights.read` gives them and must be in one naming, the original or that of diffusers.
+states are as `weights.read` gives them, and their modules have the same names: original ones, or those of diffusers.
+`weights.rename` brings a checkpoint from one to the other.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def merge_lora(state: Mapping[str, Tensor], lora_state: Mapping[str, Tensor], sc
         if key.endswith(".weight"):
             targets.setdefault(_plain(key.removesuffix(".weight")), []).append(key)
     pairs = _pairs(lora_state)
-    _refuse([name for name in pairs if len(targets.get(_plain(name), ())) != 1], "fit no weight of the checkpoint")
+    lost = [name for name in pairs if len(targets.get(_plain(name), ())) != 1]
+    _refuse(lost, "fit no weight of the checkpoint (weights.rename gives it other names)")
     merged = dict(state)
     for name, pair in pairs.items():
         (key,) = targets[_plain(name)]

@@ -119,5 +119,6 @@ def _sigmas(shift: float, steps: int) -> FloatArray:
     width = float(np.float32(1) / np.float32(steps))
     line = np.where(count < steps // 2, 1 - width * count, width * (steps - count)).astype(np.float32)
     sigmas: FloatArray = np.float32(shift) * line / (1 + np.float32(shift - 1) * line)
+    sigmas[0] = 1  # which the shift keeps; single precision may miss it
     sigmas.setflags(write=False)
     return sigmas
