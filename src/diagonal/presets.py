@@ -174,11 +174,15 @@ def _schedule(values: Mapping[str, Any]) -> ChunkSchedule:
     if isinstance(shift, bool) or not isinstance(shift, int | float):
         raise ValueError(f"timestep_shift is {shift!r}; it must be a number such as 5.0")
     steps = _steps(values, "denoising_step_list")
+    first = "denoising_step_list_first_chunk"
     if values["use_diagonal_denoising"] is None:
-        first = "denoising_step_list_first_chunk"
         lists = [steps] if values[first] is None else [_steps(values, first), steps]
         noise = _int(values, "context_noise", 0)
         return Explicit("/".join(map("-".join, lists)), f"t{noise}" if noise else CLEAN, float(shift))
+    if values[first] is not None:
+        raise ValueError(
+            f"{first} is given along with use_diagonal_denoising; only one of them may say the first steps"
+        )
     # The code that knows this key leaves the cache to the last step, whatever context_noise is.
     if not _bool(values, "use_diagonal_denoising"):
         return Explicit("-".join(steps), LAST, float(shift))

@@ -182,6 +182,7 @@ def test_context_noise_is_a_timestep(write: Any) -> None:
         ("warp_denoising_step: true", "warp_denoising_step: maybe", "true or false"),
         ("context_noise: 0", "context_noise: -1", "of 0 or more"),
         ("context_noise: 0", "use_diagonal_denoising: true", "must be 1000, end"),
+        ("context_noise: 0", "use_diagonal_denoising: true\ndenoising_step_list_first_chunk: [1000]", "only one of"),
         ("model_kwargs: {", "model_kwargs: [1]\nother: {", "must be a table"),
         ("model_kwargs: {", "model_kwargs: !!python/object/apply:os.getcwd []\nother: {", "never run"),
         ("model_kwargs: {", "model_kwargs: {{", "no YAML file"),

@@ -22,8 +22,8 @@ class Teacher:
 
     def __post_init__(self) -> None:
         FlowTable(self.shift)
-        if self.steps < 1:
-            raise ValueError(f"teacher: steps={self.steps} given; it must be at least 1")
+        if not 1 <= self.steps <= START:
+            raise ValueError(f"teacher: steps={self.steps} given; it must be 1 to 1000")
 
     def levels(self, chunk: int) -> tuple[float, ...]:
         line = np.linspace(1, 1 / START, self.steps + 1)[:-1]
