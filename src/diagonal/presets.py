@@ -181,7 +181,7 @@ def _schedule(values: Mapping[str, Any]) -> ChunkSchedule:
         return Explicit("/".join(map("-".join, lists)), f"t{noise}" if noise else CLEAN, float(shift))
     if values[first] is not None:
         raise ValueError(
-            f"{first} is given along with use_diagonal_denoising; only one of them may say the first steps"
+            f"{first} is given along with use_diagonal_denoising; only one of them may be"
         )
     # The code that knows this key leaves the cache to the last step, whatever context_noise is.
     if not _bool(values, "use_diagonal_denoising"):
