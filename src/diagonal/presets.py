@@ -180,9 +180,7 @@ def _schedule(values: Mapping[str, Any]) -> ChunkSchedule:
         noise = _int(values, "context_noise", 0)
         return Explicit("/".join(map("-".join, lists)), f"t{noise}" if noise else CLEAN, float(shift))
     if values[first] is not None:
-        raise ValueError(
-            f"{first} is given along with use_diagonal_denoising; only one of them may be"
-        )
+        raise ValueError(f"{first} is given along with use_diagonal_denoising; only one of them may be")
     # The code that knows this key leaves the cache to the last step, whatever context_noise is.
     if not _bool(values, "use_diagonal_denoising"):
         return Explicit("-".join(steps), LAST, float(shift))
