@@ -26,6 +26,7 @@ ALLOWED = {
     "names": set(),
     "schedules": {"grid", "schedules"},
     "plan": {"grid", "schedules"},
+    "presets": {"schedules"},
     "engine": {"grid", "plan", "engine"},
     # models.doom is another config of models.mcar, with no modules of its own.
     "models": {"engine.protocols", "engine.cache", "models.layers", "models.mcar"},
@@ -34,8 +35,10 @@ ALLOWED = {
     "worlds": {"video", "files", "worlds.script"},
     "pickles": set(),
     "weights": {"files", "engine.protocols", "pickles"},
+    "lora": {"weights"},
+    "umt5": {"weights"},
     "draw": {"files", "grid", "plan", "video"},
-    "text": {"files"},
+    "text": {"files", "umt5"},
     "stream": {"engine", "plan", "video"},
     "memory": {"engine.protocols", "names", "plan"},
     "pipeline": {"engine", "grid", "names", "plan", "schedules", "stream", "text", "video", "weights"},
@@ -72,7 +75,7 @@ ALLOWED = {
     },
     "recipes": {"recipes", "training.run"},
 }
-WITHOUT_TORCH = ("grid", "schedules", "plan", "names", "files", "video", "draw", "worlds", "cli")
+WITHOUT_TORCH = ("grid", "schedules", "plan", "presets", "names", "files", "video", "draw", "worlds", "cli")
 
 
 def _tree(path: Path) -> ast.Module:
@@ -192,12 +195,13 @@ def test_models_and_engine_import_with_torch_numpy_and_safetensors_alone() -> No
     """GPU machines often have no video or diffusion packages; decoding must work there."""
     code = """
 import sys
-for name in ("diffusers", "av", "PIL", "typer", "rich", "huggingface_hub", "transformers"):
+for name in ("diffusers", "av", "PIL", "typer", "rich", "huggingface_hub", "transformers", "yaml"):
     sys.modules[name] = None
 import diagonal.engine.decode, diagonal.models.mcar, diagonal.pipeline, diagonal.weights, diagonal.worlds.vpt
 import diagonal.models.wham, diagonal.tokenizers.wham, diagonal.worlds.xbox, diagonal.text
 import diagonal.tokenizers.wan_vae, diagonal.tokenizers.taehv
 import diagonal.models.wan, diagonal.engine.denoise, diagonal.engine.teacher, diagonal.engine.chunk_masks
+import diagonal.presets, diagonal.lora, diagonal.umt5
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -10,6 +10,7 @@ and neither transformers nor the encoder is needed for it again. No file is ever
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from diagonal import umt5
 from diagonal.files import atomic
 
 KEY = "prompt_embeds"  # names the embeddings where a file may hold several tensors, as in diffusers
@@ -35,17 +37,21 @@ MAX_BYTES = 2**28  # of embeddings in a file; 512 rows of width 4096 in float64 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """A text encoder, by the hub id or the folder where transformers finds it, and the embeddings it is to give."""
+    """A text encoder, by the hub id or the folder where transformers finds it, and the embeddings it is to give.
+
+    The source may also be Wan2.1's folder, or the file of the encoder in it (see umt5.py).
+    """
 
     source: str
     length: int  # rows: the most tokens that a text may have
     width: int
     dtype: torch.dtype = torch.bfloat16
+    tidy: bool = False  # texts are cleaned first, as they were for the model that reads the embeddings
 
 
 ENCODERS = {
     "t5-11b": Encoder("google-t5/t5-11b", length=512, width=1024),
-    "umt5-xxl": Encoder("google/umt5-xxl", length=512, width=4096),
+    "umt5-xxl": Encoder("google/umt5-xxl", length=512, width=4096, tidy=True),
 }
 
 
@@ -60,6 +66,7 @@ def embed(
     """
     if isinstance(texts, str) or not texts:
         raise ValueError(f"texts are {texts!r}; a list of at least one is needed")
+    texts = [tidied(text) for text in texts] if encoder.tidy else texts
     folder = _user_cache() if cache is None else Path(cache).expanduser()
     folder.mkdir(parents=True, exist_ok=True)  # before the work: a folder that cannot be written is known at once
     files = {text: folder / f"{_key(encoder, text)}.safetensors" for text in texts}
@@ -73,6 +80,14 @@ def embed(
         if torch.device(device).type == "cuda":
             torch.cuda.empty_cache()  # the encoder's memory, for other uses than PyTorch's too
     return torch.stack([found[text] for text in texts]).to(device)
+
+
+def tidied(text: str) -> str:
+    """A text as Wan2.1 cleans it: HTML's signs unescaped (twice, for what was escaped twice), and single spaces.
+
+    Before that Wan2.1 has the package ftfy mend broken Unicode and straighten curly quotes, which is not done here.
+    """
+    return " ".join(html.unescape(html.unescape(text)).split())
 
 
 def read(path: str | Path) -> Tensor:
@@ -106,9 +121,9 @@ def _user_cache() -> Path:
 
 
 def _source(encoder: Encoder) -> str:
-    """A hub id as it is; a folder by its full path, which means the same from everywhere."""
+    """A hub id as it is; a folder or file by its full path, which means the same from everywhere."""
     path = Path(encoder.source).expanduser()
-    return str(path.resolve()) if path.is_dir() else encoder.source
+    return str(path.resolve()) if path.exists() else encoder.source
 
 
 def _key(encoder: Encoder, text: str) -> str:
@@ -132,32 +147,42 @@ def _encode(texts: Sequence[str], encoder: Encoder, device: torch.device) -> lis
     a short text costs little. Padding that is masked gives the same, as tokens never look at it.
     """
     try:
-        from transformers import AutoModelForTextEncoding, AutoTokenizer
+        from transformers import AutoTokenizer
     except ImportError as error:
         raise ValueError(
             "text needs transformers: pip install 'diagonal[text]'; or give precomputed embeddings"
         ) from error
+    original = umt5.find(encoder.source)
     with _loading(encoder):
-        tokenizer: Any = AutoTokenizer.from_pretrained(_source(encoder), trust_remote_code=False)
+        tokens = umt5.tokenizer(original) if original else _source(encoder)
+        tokenizer: Any = AutoTokenizer.from_pretrained(tokens, trust_remote_code=False)
     ids = [_ids(tokenizer, text, encoder) for text in texts]  # what is too long is refused before the long load
     with _loading(encoder):
-        model, report = AutoModelForTextEncoding.from_pretrained(
-            _source(encoder),
-            dtype=encoder.dtype,
-            weights_only=True,
-            trust_remote_code=False,
-            attn_implementation="eager",  # else the encoder's config may name code to be fetched
-            output_loading_info=True,
-        )
-        _complete(tokenizer, model, report)
+        model = umt5.load(original, encoder.dtype) if original else _published(encoder)
+        _check_vocabulary(tokenizer, model)
     model.to(device)
     return [_rows(model, one, encoder) for one in ids]
 
 
-def _complete(tokenizer: Any, model: Any, report: dict[str, Any]) -> None:
-    """Refuse what transformers lets pass: it makes up missing weights, and a missing vocabulary too."""
+def _published(encoder: Encoder) -> Any:
+    """The model that transformers finds; it makes up weights that are missing, which is refused here."""
+    from transformers import AutoModelForTextEncoding
+
+    model, report = AutoModelForTextEncoding.from_pretrained(
+        _source(encoder),
+        dtype=encoder.dtype,
+        weights_only=True,
+        trust_remote_code=False,
+        attn_implementation="eager",  # else the encoder's config may name code to be fetched
+        output_loading_info=True,
+    )
     if report["missing_keys"]:
         raise ValueError(f"it lacks weights such as {min(report['missing_keys'])}")
+    return model
+
+
+def _check_vocabulary(tokenizer: Any, model: Any) -> None:
+    """Refuse a vocabulary of another model; transformers makes one up where the file is missing."""
     known, rows = len(tokenizer), model.get_input_embeddings().num_embeddings
     if not rows / 2 < known <= rows:  # encoders have some rows to spare, but never so many
         raise ValueError(f"its tokenizer knows {known} tokens and its weights {rows}, so a file is missing or foreign")

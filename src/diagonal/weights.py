@@ -30,9 +30,10 @@ DIGITS = re.compile("[0-9]{1,18}")
 READABLE = (".safetensors", *PICKLED, SCRIPTED)
 HALVES = {f"encoder{SCRIPTED}", f"decoder{SCRIPTED}"}  # of a tokenizer; a third file beside them holds both again
 
-# Trainers put the weights under one of these names; of a generator and its moving average, the average is the result.
-WRAPPINGS = ("generator_ema", "generator", "state_dict", "model")
-WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")  # what trainers leave inside of keys
+# Under these names trainers put the weights: those of Self-Forcing's family the generator, averaged where they have it.
+PARTS = ("state_dict", "generator_ema", "generator", "model", "generator_lora")
+# What trainers put around modules, at any depth.
+WRAPPERS = re.compile(r"\b(_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod)\.")
 
 SHARD = 5 * 10**9  # bytes of tensors in a file that is written, at most
 SCALE = ".scale"
@@ -40,15 +41,18 @@ SCALE = ".scale"
 State = dict[str, Tensor]
 
 
-def read(source: str | Path) -> State:
-    """All tensors of a checkpoint: a file, a folder of shards, or a hub id such as 'org/name'."""
+def read(source: str | Path, part: str | None = None) -> State:
+    """All tensors of a checkpoint: a file, a folder of shards, or a hub id such as 'org/name'.
+
+    A trainer's file may hold several models: `part` names one, such as 'generator'; else the first of PARTS is read.
+    """
     state: State = {}
     for path in files(locate(source)):
-        part = _read_file(path)
-        twice = state.keys() & part.keys()
+        found = _read_file(path, part)
+        twice = state.keys() & found.keys()
         if twice:
             raise ValueError(f"{path} repeats keys of another shard: {some(sorted(twice))}")
-        state |= part
+        state |= found
     return restore(state)
 
 
@@ -241,10 +245,12 @@ def restore(state: State) -> State:
     }
 
 
-def _read_file(path: Path) -> State:
-    if path.suffix == ".safetensors":
-        return _read_safetensors(path)
-    return pickles.read_module(path) if path.suffix == SCRIPTED else _read_pickled(path)
+def _read_file(path: Path, part: str | None) -> State:
+    if path.suffix in PICKLED:
+        return _read_pickled(path, part)
+    if part is not None:
+        raise ValueError(f"{path} has no part {part!r}: only {', '.join(PICKLED)} files have parts")
+    return pickles.read_module(path) if path.suffix == SCRIPTED else _read_safetensors(path)
 
 
 def _read_safetensors(path: Path) -> State:
@@ -260,13 +266,13 @@ def _valid_safetensors(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} is not a valid safetensors file: {error}") from error
 
 
-def _read_pickled(path: Path) -> State:
+def _read_pickled(path: Path, part: str | None) -> State:
     """Tensors of a PyTorch file; anything but plain tensors and containers is refused before it can run."""
     try:
         # Only the zip format can be mapped; files of PyTorch before 1.6 are read whole.
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
-        if _lightning(path):
+        if _lightning(path) and part is None:
             return pickles.read(path).state
         raise ValueError(
             f"{path} was refused: it is damaged, or it holds code or objects besides tensors, which are never run"
@@ -277,23 +283,32 @@ def _read_pickled(path: Path) -> State:
         raise ValueError(
             f"{path} was refused: it is damaged or no PyTorch file ({type(error).__name__}); code in it is never run"
         ) from error
+    state = _choose(content, part, path)
+    unwrapped = {WRAPPERS.sub("", str(key)): value for key, value in state.items()}
+    if len(unwrapped) < len(state):
+        raise ValueError(f"{path} holds keys that differ only in the wrappers of a trainer: which to read is unclear")
+    return unwrapped
+
+
+def _choose(content: object, part: str | None, path: Path) -> State:
+    """The state dict among what a PyTorch file holds, however deep trainers put it."""
     state = content
-    for wrapping in WRAPPINGS:
-        if isinstance(state, dict) and isinstance(state.get(wrapping), dict):
-            state = state[wrapping]
-    if not isinstance(state, dict) or not state or not all(isinstance(v, Tensor) for v in state.values()):
-        raise ValueError(f"{path} holds no state dict of tensors")
-    plain = {_plain(str(key)): value for key, value in state.items()}
-    if len(plain) < len(state):
-        raise ValueError(f"{path} holds keys that differ only in what trainers add to them: {', '.join(WRAPPERS)}")
-    return plain
+    while isinstance(state, dict) and not _is_state(state):
+        holds = [str(key) for key, value in state.items() if isinstance(value, dict) and value]
+        chosen = next((name for name in ((part,) if part else PARTS) if name in holds), None)
+        if chosen is None:
+            wanted = repr(part) if part else f"any of {', '.join(PARTS)}"
+            held = some(sorted(map(str, state)), 12) or "nothing"
+            raise ValueError(f"{path} holds no state dict of tensors: {wanted} was looked for, and it has {held}")
+        state, part = state[chosen], None
+    if not isinstance(state, dict) or part is not None:
+        missing = f" called {part!r}" if part else ""
+        raise ValueError(f"{path} holds no state dict of tensors{missing}")
+    return state
 
 
-def _plain(key: str) -> str:
-    """A key without the names of the modules that trainers wrap around others."""
-    for wrapper in WRAPPERS:
-        key = key.replace(wrapper, "")
-    return key
+def _is_state(content: dict[object, object]) -> bool:
+    return bool(content) and all(isinstance(value, Tensor) for value in content.values())
 
 
 def _list(what: str, items: list[str]) -> list[str]:

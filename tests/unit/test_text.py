@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from diagonal import text
-from diagonal.text import Encoder, embed, read
+from diagonal import text, umt5
+from diagonal.text import ENCODERS, Encoder, embed, read, tidied
 
 SENTENCES = ["a red car on a wet road", "a blue boat in the rain"]
 KINDS = ("t5", "umt5")
@@ -162,6 +162,91 @@ def test_a_text_may_fill_all_rows_but_not_more(encoder, cache, monkeypatch):
 def test_texts_must_be_a_list(encoder, cache, texts):
     with pytest.raises(ValueError, match="a list of at least one is needed"):
         embed(texts, encoder, device="cpu", cache=cache)
+
+
+def test_a_very_long_text_is_refused_and_not_cut(encoder, cache):
+    text = "a red car on a wet road " * 420
+    assert len(text) > 10_000
+    with pytest.raises(ValueError, match=r"begins with 'a red car.* has \d+ tokens; 32 are allowed. Shorten it"):
+        embed([text], replace(encoder, tidy=True), device="cpu", cache=cache)
+    assert not list(cache.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "tidy"),
+    [
+        ("  a red\n\tcar  ", "a red car"),
+        ("a &amp;lt; b &quot;c&quot;", 'a < b "c"'),
+        ("a\u3000b\u00a0c", "a b c"),
+        ("&nbsp;", ""),
+        ("", ""),
+    ],
+)
+def test_tidied_texts_have_single_spaces_and_no_escapes(text, tidy):
+    assert tidied(text) == tidy == tidied(tidy)
+
+
+def test_an_encoder_tidies_where_its_model_was_trained_so(encoder, cache):
+    plain = embed(["a red car"], encoder, device="cpu", cache=cache)
+    untidy = [" a  red\ncar"]
+    assert torch.equal(embed(untidy, replace(encoder, tidy=True), device="cpu", cache=cache), plain)
+    assert len(list(cache.iterdir())) == 1
+    embed(untidy, encoder, device="cpu", cache=cache)
+    assert len(list(cache.iterdir())) == 2
+    assert ENCODERS["umt5-xxl"].tidy and not ENCODERS["t5-11b"].tidy
+
+
+# Wan2.1's own file
+
+
+@pytest.fixture
+def wan(folders, tmp_path):
+    """The encoder of `folders` as Wan2.1's authors lay out theirs."""
+    from transformers import UMT5EncoderModel
+
+    state = UMT5EncoderModel.from_pretrained(folders["umt5"], dtype=torch.float32).state_dict()
+    original = {}
+    for ours, (theirs,) in umt5.KEYS.items():
+        for layer in range(2 if "{}" in ours else 1):
+            original[theirs.format(layer)] = state[ours.format(layer)].clone()
+    folder = tmp_path / "Wan2.1-T2V-1.3B"
+    (folder / umt5.TOKENIZER).mkdir(parents=True)
+    torch.save(original, folder / umt5.FILE)
+    for file in folders["umt5"].glob("*token*"):
+        shutil.copy(file, folder / umt5.TOKENIZER)
+    return folder
+
+
+def test_wans_folder_and_file_give_what_transformers_gives(folders, wan, cache):
+    encoder = Encoder(str(folders["umt5"]), length=32, width=24, dtype=torch.float32)
+    wanted = embed(SENTENCES, encoder, device="cpu", cache=cache)
+    for source in (wan, wan / umt5.FILE):
+        given = embed(SENTENCES, replace(encoder, source=str(source)), device="cpu", cache=cache)
+        torch.testing.assert_close(given, wanted, rtol=0, atol=1e-6)
+    assert len(list(cache.iterdir())) == 6
+
+
+def test_a_file_of_wans_form_without_its_weights_is_refused(wan, cache):
+    torch.save({"blocks.0.norm1.weight": torch.ones(24)}, wan / umt5.FILE)
+    with pytest.raises(ValueError, match=r"was not loaded: it lacks token_embedding.weight"):
+        embed(SENTENCES, Encoder(str(wan), length=32, width=24), device="cpu", cache=cache)
+
+
+def test_wans_file_is_never_run(wan, cache, tmp_path):
+    torch.save({"a": _Touch(tmp_path / "touched")}, wan / umt5.FILE)
+    with pytest.raises(ValueError, match="was not loaded"):
+        embed(SENTENCES, Encoder(str(wan), length=32, width=24), device="cpu", cache=cache)
+    assert not (tmp_path / "touched").exists()
+
+
+class _Touch:
+    """Makes a file when it is unpickled by someone who runs what pickles say."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
 
 
 # The cache
