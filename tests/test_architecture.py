@@ -29,7 +29,7 @@ ALLOWED = {
     "presets": {"schedules"},
     "engine": {"grid", "plan", "engine"},
     # models.doom is another config of models.mcar, with no modules of its own.
-    "models": {"engine.protocols", "engine.cache", "models.layers", "models.mcar"},
+    "models": {"engine.protocols", "engine.heads", "engine.kernels", "engine.cache", "models.layers", "models.mcar"},
     "tokenizers": {"engine.protocols", "engine.cache", "tokenizers.radix", "tokenizers.streaming"},
     "video": {"files"},
     "worlds": {"video", "files", "worlds.script"},
@@ -40,7 +40,7 @@ ALLOWED = {
     "draw": {"files", "grid", "plan", "video"},
     "text": {"files", "umt5"},
     "stream": {"engine", "plan", "video"},
-    "memory": {"engine.protocols", "names", "plan"},
+    "memory": {"engine.protocols", "engine.kernels", "names", "plan"},
     "pipeline": {"engine", "grid", "names", "plan", "schedules", "stream", "text", "video", "weights"},
     "lpips": set(),
     "evaluation": {

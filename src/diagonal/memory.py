@@ -29,6 +29,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from diagonal.engine.kernels.visibility import whole_blocks
 from diagonal.engine.protocols import CacheSpec, Variant
 from diagonal.names import find
 from diagonal.plan import Plan
@@ -57,7 +58,7 @@ def estimate(variant: Variant, plans: Sequence[Plan], batch: int, dtype: torch.d
     """The memory that decoding these plans, one after the other with one cache, takes on a GPU."""
     with torch.device("meta"):
         model, tokenizer = variant.config.build(), find("tokenizers", variant.tokenizer).build()
-    spec, slots = cast(CacheSpec, model.cache_spec), max(plan.layout.length for plan in plans)
+    spec, slots = cast(CacheSpec, model.cache_spec), whole_blocks(max(plan.layout.length for plan in plans))
     return Estimate(
         weights=_numbers(model) * dtype.itemsize,
         tokenizer=_numbers(tokenizer) * dtype.itemsize,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from diagonal import weights as checkpoint
 from diagonal.engine.decode import Video, plans, spans
 from diagonal.engine.protocols import ActionSpace, Sampling, Variant, token_variant
+from diagonal.engine.runner import Runners
 from diagonal.engine.sampler import Sampler
 from diagonal.grid import Grid, Layout
 from diagonal.names import find
@@ -51,6 +52,7 @@ class World:
         with torch.device(device):
             self.model: Any = variant.config.build()
             self.tokenizer: Any = tokenizer.build()
+        self.runners = Runners()
         self.runner: Any = self.model  # what the engine calls: the model, or the model under a text
         self.actions = cast(ActionSpace, importlib.import_module(f"diagonal.worlds.{variant.actions}"))
 
@@ -140,7 +142,7 @@ class World:
         # On a CPU attention is quicker in float32, whatever the weights are.
         dtype = torch.float32 if units.device.type == "cpu" else next(self.model.parameters()).dtype
         video = Video(layout, prefix, units)
-        return Stream(self.runner, self.tokenizer, video, known, paired, sampler, batched, dtype)
+        return Stream(self.runner, self.tokenizer, video, known, paired, sampler, batched, dtype, self.runners)
 
     def generate(
         self,

@@ -107,9 +107,9 @@ class Entries:
         return mask
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A layout decoded in a fixed order. Made by `make_plan`."""
+    """A layout decoded in a fixed order. Made by `make_plan`. Plans are equal if they are the same object."""
 
     layout: Layout
     known: int  # frames that are given, at the start

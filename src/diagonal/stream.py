@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diagonal.engine.cache import KVCache
 from diagonal.engine.decode import Frame, Span, Video, rollout
 from diagonal.engine.protocols import TokenModel
-from diagonal.engine.runner import make_runner
+from diagonal.engine.runner import Kind, Runner, Runners
 from diagonal.engine.sampler import Sampler
 from diagonal.plan import Plan
 from diagonal.video import VideoArray
@@ -53,6 +53,7 @@ class Stream:
     sampler: Sampler
     batched: bool
     cache_dtype: torch.dtype
+    runners: Runners = field(default_factory=Runners)
     on_step: Callable[[], object] = field(default=lambda: None)  # called after every model call
 
     @property
@@ -67,24 +68,77 @@ class Stream:
 
     def token_frames(self) -> Iterator[Frame]:
         """Frames as token ids (B, rows, cols) on the model's device, not decoded to pixels."""
+        kind, runner = self._runner()
+        return self._rollout(kind, runner)
+
+    def _runner(self) -> tuple[Kind, Runner]:
         length = max(plan.layout.length for _, plan in self.windows)
         units = self.video.units_BTU
-        cache = KVCache(self.model.cache_spec, len(units), length, units.device, self.cache_dtype)
-        runner = make_runner(self.model, cache, self.sampler)
-        return rollout(runner, self.video, self.windows, lambda: self.on_step())
+        kind = Kind(len(units), length, units.device, self.cache_dtype, self.sampler.sampling)
+        return kind, self.runners.take(self.model, kind, self.sampler)
+
+    def _rollout(self, kind: Kind, runner: Runner) -> Iterator[Frame]:
+        try:
+            yield from rollout(runner, self.video, self.windows, lambda: self.on_step())
+        finally:
+            self.runners.give(self.model, kind, runner)
 
     def __iter__(self) -> Iterator[VideoFrame]:
+        index = 1 + (self.known - 1) * self.tokenizer.stride
+        for pixels_BTHWC, tokens, action in self._made():
+            for pixels_BHWC in pixels_BTHWC.unbind(1):
+                made = (pixels_BHWC.numpy(), tokens, action)
+                yield VideoFrame(index, *(made if self.batched else (part[0] for part in made)))
+                index += 1
+
+    def _made(self) -> Iterator[tuple[Tensor, ...]]:
+        """Pixels (B, T, H, W, 3), tokens and action of each token frame, on the host.
+
+        Steps that were captured are queued far ahead of the GPU. So there, a frame is decoded to pixels on a stream of
+        its own while the steps of the next one run, and handed out once these are queued.
+        """
+        kind, runner = self._runner()
+        frames = self._rollout(kind, runner)
+        if not runner.lasting or kind.device.type != "cuda":
+            state = self._seen()
+            yield from (tuple(part.cpu() for part in self._parts(frame, state)) for frame in frames)
+            return
+        side, waiting = torch.cuda.Stream(kind.device), deque[tuple[tuple[Tensor, ...], torch.cuda.Event]]()
+        side.wait_stream(torch.cuda.current_stream(kind.device))
+        with torch.cuda.stream(side):
+            state = self._seen()
+        for frame in frames:
+            side.wait_stream(torch.cuda.current_stream(kind.device))
+            with torch.cuda.stream(side):
+                parts = tuple(_on_host(part) for part in self._parts(frame, state))
+                frame.tokens.record_stream(side)
+                frame.action.record_stream(side)
+            waiting.append((parts, side.record_event()))
+            if len(waiting) > 1:
+                yield _waited(*waiting.popleft())
+        yield from (_waited(*last) for last in waiting)
+
+    def _parts(self, frame: Frame, state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        pixels: Tensor = self.tokenizer.decode(frame.tokens[:, None], state)
+        return pixels.permute(0, 1, 3, 4, 2), frame.tokens, frame.action
+
+    def _seen(self) -> dict[str, Tensor]:
+        """The state of a decoder at the first new frame."""
         tokenizer = self.tokenizer
         state: dict[str, Tensor] = {}
-        index = 1 + (self.known - 1) * tokenizer.stride
         if tokenizer.stride > 1:
             # A decoder that makes several frames of one looks back on the frames before: let it see the prompt.
             grid = self.video.layout.grid
             cells = self.video.units_BTU[:, : self.known, : grid.frame_tokens]
             tokenizer.decode(cells.unflatten(2, (grid.rows, grid.cols)), state)
-        for frame in self.token_frames():
-            pixels_BTCHW = tokenizer.decode(frame.tokens[:, None], state)
-            for pixels_BCHW in pixels_BTCHW.unbind(1):
-                made = (pixels_BCHW.permute(0, 2, 3, 1).cpu().numpy(), frame.tokens.cpu(), frame.action.cpu())
-                yield VideoFrame(index, *(made if self.batched else (part[0] for part in made)))
-                index += 1
+        return state
+
+
+def _on_host(made: Tensor) -> Tensor:
+    """A copy that nobody waits for."""
+    return torch.empty(made.shape, dtype=made.dtype, pin_memory=True).copy_(made, non_blocking=True)
+
+
+def _waited(parts: tuple[Tensor, ...], event: torch.cuda.Event) -> tuple[Tensor, ...]:
+    event.synchronize()
+    return parts

@@ -6,6 +6,7 @@ The interpreter multiplies bfloat16 as if its bits were whole numbers, so that t
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 
 from diagonal.engine.kernels import attention
 from diagonal.engine.kernels.attention import attend, tiles
-from diagonal.engine.kernels.visibility import Visibility, attend_reference
+from diagonal.engine.kernels.visibility import BLOCK, Visibility, attend_reference
 
 pytestmark = pytest.mark.gpu
 
@@ -30,18 +31,18 @@ on_gpu = pytest.mark.skipif(not CUDA, reason="needs a GPU")
 
 Shape = tuple[int, int, int, int, int, int]  # B, H, K, S, L, D
 SHAPES: list[Shape] = [
-    (1, 8, 2, 1, 200, 128),  # one query: a tile that is mostly padding
-    (2, 4, 4, 5, 130, 16),  # no grouping
-    (1, 12, 4, 6, 150, 64),  # groups of 3: tiles cut through a query's group
-    (1, 8, 2, 37, 150, 32),  # two tiles of 128 rows
-    (3, 6, 2, 2, 97, 64),
+    (1, 8, 2, 1, 192, 128),  # one query: a tile that is mostly padding
+    (2, 4, 4, 5, 128, 16),  # no grouping
+    (1, 12, 4, 6, 448, 64),  # groups of 3: tiles cut through a query's group
+    (1, 8, 2, 37, 192, 32),  # three tiles of 64 rows
+    (3, 6, 2, 2, 64, 64),
 ]
 REAL: list[Shape] = [  # Cosmos, MC-AR, WHAM, doom
-    (1, 32, 8, 1, 12801, 128),
-    (1, 32, 8, 120, 12801, 128),
-    (1, 32, 4, 14, 5552, 64),
-    (1, 18, 18, 18, 5560, 128),
-    (64, 6, 2, 4, 3088, 64),
+    (1, 32, 8, 1, 12864, 128),
+    (1, 32, 8, 120, 12864, 128),
+    (1, 32, 4, 14, 5568, 64),
+    (1, 18, 18, 18, 5568, 128),
+    (64, 6, 2, 4, 3136, 64),
 ]
 
 
@@ -50,7 +51,8 @@ def _int32(number: int) -> Tensor:
 
 
 def _case(shape: Shape, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor, Tensor], Visibility]:
-    """Random inputs in a cache with holes; what is not written is NaN, the last query of several is padding."""
+    """Random inputs in a cache with holes. Blocks without anything written are NaN, other slots that are not written
+    hold large numbers; the last query of several is padding."""
     batch, heads, kv_heads, queries, length, width = shape
     noise = torch.Generator(DEVICE).manual_seed(sum(shape))
     q = torch.randn(batch, queries, heads, width, generator=noise, device=DEVICE).to(dtype).transpose(1, 2)
@@ -60,17 +62,27 @@ def _case(shape: Shape, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor, Tenso
     fed[: length // 4] = 0
     fed[length // 4 : length // 2] = NEVER  # many rounds of keys in which nothing is written
     fed[extent:] = NEVER
-    k[:, :, fed > NOW] = v[:, :, fed > NOW] = torch.nan
+    k[:, :, fed > NOW] = v[:, :, fed > NOW] = 1e4
+    empty = (fed > NOW).view(-1, BLOCK).all(1).repeat_interleave(BLOCK)
+    k[:, :, empty] = v[:, :, empty] = torch.nan
     slots = torch.randint(0, extent, (queries,), generator=noise, device=DEVICE)
     if queries > 1:
         slots[-1] = -1
-    return (q, k, v), Visibility(slots, fed, _int32(NOW), _int32(extent))
+    return (q, k, v), _seen(slots, fed, NOW)
+
+
+def _seen(slots: Tensor, fed: Tensor, step: int) -> Visibility:
+    """The rule with its list of blocks, behind which there are numbers that must not be read."""
+    used = (fed <= step).view(-1, BLOCK).any(1).nonzero().flatten().int()
+    blocks = torch.full((len(fed) // BLOCK,), 2**30, dtype=torch.int32, device=DEVICE)
+    blocks[: len(used)] = used
+    return Visibility(slots, fed, _int32(step), blocks, _int32(len(used)))
 
 
 def _error(out: Tensor, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility) -> float:
     """The largest difference from the twin in float64, as a share of the largest value."""
     q, k, v = (tensor.double() for tensor in qkv)
-    true = attend_reference(q, k, v, seen)
+    true = attend_reference(q, k.nan_to_num(0), v.nan_to_num(0), seen)
     return float((out.double() - true).abs().max() / true.abs().max())
 
 
@@ -102,26 +114,31 @@ def test_the_kernel_agrees_with_its_twin_in_real_sizes(shape: Shape) -> None:
     assert _error(_attend(qkv, seen), qkv, seen) < BOUND[torch.bfloat16]
 
 
-@pytest.mark.parametrize("extent", [0, 1, 16, 17, 150])
-def test_any_extent_is_shared_among_the_parts(extent: int) -> None:
-    qkv, seen = _case((1, 4, 2, 3, 150, 16), torch.float32)
-    seen = Visibility(seen.slots_S.to(torch.int32).fill_(149), seen.fed_L, seen.step, _int32(extent))
-    out = _attend(qkv, seen, processors=9)
-    torch.testing.assert_close(out, attend_reference(*qkv, seen), rtol=1e-5, atol=1e-5)
-    assert bool(out.any()) == (extent > 0)
+@pytest.mark.parametrize("written", [0, 1, 16, 17, 150])
+def test_any_number_of_slots_is_shared_among_the_parts(written: int) -> None:
+    (q, k, v), seen = _case((1, 4, 2, 3, 192, 16), torch.float32)
+    k, v = k.nan_to_num(0), v.nan_to_num(0)
+    fed = seen.fed_L.fill_(NEVER)
+    fed[:written] = 0
+    seen = _seen(seen.slots_S.to(torch.int32).fill_(191), fed, NOW)
+    out = _attend((q, k, v), seen, processors=9)
+    torch.testing.assert_close(out, attend_reference(q, k, v, seen), rtol=1e-5, atol=1e-5)
+    assert bool(out.any()) == (written > 0)
 
 
 @on_gpu
 def test_a_captured_graph_follows_the_step() -> None:
-    qkv, seen = _case((1, 8, 2, 4, 300, 64), torch.bfloat16)
+    (q, k, v), seen = _case((1, 8, 2, 4, 320, 64), torch.bfloat16)
+    qkv = (q, k.nan_to_num(0), v.nan_to_num(0))
     attend(*qkv, seen)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = attend(*qkv, seen)
-    for step, extent in ((NOW, 100), (NOW - 6, 200), (NOW, 260)):
-        seen.step.fill_(step)
-        seen.extent.fill_(extent)
-        seen.slots_S.random_(0, extent)
+    for step, highest in ((NOW, 100), (NOW - 6, 200), (NOW, 260)):
+        now = _seen(seen.slots_S, seen.fed_L, step)
+        for name in ("step", "blocks", "count"):
+            getattr(seen, name).copy_(getattr(now, name))
+        seen.slots_S.random_(0, highest)
         graph.replay()
         assert _error(out, qkv, seen) < BOUND[torch.bfloat16]
 
@@ -136,16 +153,17 @@ def test_one_wave_of_programs_fills_the_gpu(shape: Shape, queries: int) -> None:
     rows = queries * heads // kv_heads
     programs = -(-rows // cut.rows) * batch * kv_heads
     assert cut.rows & (cut.rows - 1) == 0 and 16 <= cut.rows <= attention.MAX_ROWS
-    assert cut.parts == 1 or programs * cut.parts <= 264
+    assert cut.parts == 1 or programs * cut.parts <= 132
     full = programs * (cut.parts + 1) > 132
-    assert full or cut.parts in (attention.MAX_PARTS, -(-length // cut.keys))
+    assert full or cut.parts in (attention.MAX_PARTS, length // BLOCK)
 
 
 def test_what_the_kernel_would_read_wrongly_is_refused() -> None:
-    (q, k, v), seen = _case((1, 4, 2, 3, 40, 16), torch.float32)
-    wide = Visibility(seen.slots_S, seen.fed_L.long(), seen.step, seen.extent)
+    (q, k, v), seen = _case((1, 4, 2, 3, 64, 16), torch.float32)
+    wide = replace(seen, fed_L=seen.fed_L.long())
     for given, message in [
         ((q, k[:, :, :-1], v, seen), "must be"),
+        ((q, k[:, :, :40].contiguous(), v[:, :, :40].contiguous(), seen), "whole blocks"),
         ((q[:, :3], k, v, seen), "multiple of K"),
         ((q[..., :8].contiguous(), k[..., :8].contiguous(), v[..., :8].contiguous(), seen), "width 8"),
         ((q.half(), k, v, seen), "convert q"),

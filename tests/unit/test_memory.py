@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from diagonal.engine.attention import Plain
 from diagonal.engine.protocols import Sampling
 from diagonal.engine.sampler import Sampler
 from diagonal.grid import Grid, Layout
@@ -90,7 +91,7 @@ class Live(TorchDispatchMode):
 
 
 @dataclass
-class Kernel:
+class Kernel(Plain):
     """Holds at once what attention on a GPU does: packed queries, the mask for each of a group, and the result."""
 
     mask_SL: Tensor

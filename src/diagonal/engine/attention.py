@@ -6,6 +6,7 @@ once as a matrix and once as a FlexAttention `mask_mod`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from diagonal.engine.heads import Heads, joined
 from diagonal.plan import Entries
 
 BLOCK = 128  # inputs that FlexAttention takes at a time
@@ -37,14 +39,32 @@ def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, mask: Tensor | None) 
     return out
 
 
+def causal(q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
+    """Grouped-query attention of as many queries as keys, each to those before it and to its own."""
+    grouped = q_BHSD.shape[1] != k_BKSD.shape[1]
+    return F.scaled_dot_product_attention(q_BHSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=grouped)
+
+
 def bias(mask_SL: Tensor, group: int, dtype: torch.dtype) -> Tensor:
     """A mask as `attend` uses it in the end, made once for all layers: 0 or -inf, repeated for the packed queries."""
     added = torch.zeros(mask_SL.shape, dtype=dtype, device=mask_SL.device).masked_fill_(~mask_SL, -torch.inf)
     return added.repeat(group, 1)
 
 
+class Plain(ABC):
+    """What all memories without a kernel of their own share: heads are normed and rotated, then attended with."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def attend(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor: ...
+
+    def attend_heads(self, heads: Heads) -> Tensor:
+        return joined(self.attend(*heads.split()))
+
+
 @dataclass(frozen=True, slots=True)
-class Dense:
+class Dense(Plain):
     """Inputs attend to each other under a boolean matrix (queries, keys)."""
 
     mask_SS: Tensor
@@ -68,19 +88,18 @@ class Full:
 
 
 @dataclass(frozen=True, slots=True)
-class Causal:
+class Causal(Plain):
     """Inputs in raster order attend to those before them: what next-token training needs, with no mask to read."""
 
     def layer(self, index: int) -> Self:
         return self
 
     def attend(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
-        grouped = q_BHSD.shape[1] != k_BKSD.shape[1]
-        return F.scaled_dot_product_attention(q_BHSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=grouped)
+        return causal(q_BHSD, k_BKSD, v_BKSD)
 
 
 @dataclass(frozen=True, slots=True)
-class Flex:
+class Flex(Plain):
     """The same through FlexAttention, which skips the blocks that nobody sees."""
 
     blocks: BlockMask

@@ -12,15 +12,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diagonal.engine.attention import attend
+from diagonal.engine.attention import attend, causal
+from diagonal.engine.heads import Heads, joined
+from diagonal.engine.kernels import ops
+from diagonal.engine.kernels.visibility import whole_blocks
 from diagonal.engine.protocols import CacheSpec
 
 
 class KVCache:
-    """Keys and values of every layer, (layers, B, K, L, D)."""
+    """Keys and values of every layer, (layers, B, K, L, D). L is a whole number of the kernel's blocks."""
 
     def __init__(self, spec: CacheSpec, batch: int, length: int, device: torch.device, dtype: torch.dtype) -> None:
-        shape = (spec.layers, batch, spec.kv_heads, length, spec.head_dim)
+        shape = (spec.layers, batch, spec.kv_heads, whole_blocks(length), spec.head_dim)
         self.spec = spec
         self.k = torch.zeros(shape, device=device, dtype=dtype)
         self.v = torch.zeros(shape, device=device, dtype=dtype)
@@ -41,7 +44,8 @@ class CacheStep:
     cache: KVCache
     slots_S: Tensor
     extent: int  # slots beyond were never written
-    mask: Tensor | None  # as `attend` takes it; None: every query sees all slots up to extent
+    mask: Tensor | None = None  # as `attend` takes it; None: every query sees all slots up to extent
+    raster: bool = False  # the inputs are all slots up to extent, in order: each sees those before it
 
     def layer(self, index: int) -> CacheLayer:
         return CacheLayer(self.cache.k[index], self.cache.v[index], self)
@@ -58,6 +62,13 @@ class CacheLayer:
     def attend(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
         self.k.index_copy_(2, self.step.slots_S, k_BKSD.to(self.k.dtype))
         self.v.index_copy_(2, self.step.slots_S, v_BKSD.to(self.v.dtype))
-        extent = self.step.extent
-        mixed = attend(q_BHSD.to(self.k.dtype), self.k[:, :, :extent], self.v[:, :, :extent], self.step.mask)
+        return self._mixed(q_BHSD)
+
+    def attend_heads(self, heads: Heads) -> Tensor:
+        return joined(self._mixed(ops(heads.qkv_BSC).remember(heads, self.k, self.v, self.step.slots_S)))
+
+    def _mixed(self, q_BHSD: Tensor) -> Tensor:
+        extent, q = self.step.extent, q_BHSD.to(self.k.dtype)
+        k, v = self.k[:, :, :extent], self.v[:, :, :extent]
+        mixed = causal(q, k, v) if self.step.raster else attend(q, k, v, self.step.mask)
         return mixed.to(q_BHSD.dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -92,18 +93,20 @@ class Video:
 
 def plans(layout: Layout, windows: list[Span], order: Order, acts: int | None = None) -> list[Plan]:
     """One plan per window; windows of the same shape share theirs. `acts`: frames of the video with a given action."""
-    made: dict[tuple[int, int, int], Plan] = {}
     result = []
     for span in windows:
         frames = span.stop - span.start
         # Actions that an earlier window decoded are known in this one.
         given = frames - 1 if acts is None else min(max(acts - span.start, span.known - 1), frames - 1)
-        key = (frames, span.known, given)
-        if key not in made:
-            grid = Grid(frames, layout.grid.rows, layout.grid.cols)
-            made[key] = make_plan(Layout(grid, layout.prefix, layout.suffix), order, span.known, given)
-        result.append(made[key])
+        grid = Grid(frames, layout.grid.rows, layout.grid.cols)
+        result.append(_plan(Layout(grid, layout.prefix, layout.suffix), order, span.known, given))
     return result
+
+
+@lru_cache(maxsize=16)
+def _plan(layout: Layout, order: Order, known: int, acts: int) -> Plan:
+    """The same plan for the same question: what was captured for it can be used again."""
+    return make_plan(layout, order, known, acts)
 
 
 def rollout(

@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.cache import KVCache
-from diagonal.engine.kernels.visibility import Visibility
+from diagonal.engine.heads import Heads, joined
+from diagonal.engine.kernels import ops
+from diagonal.engine.kernels.visibility import BLOCK, Visibility
 from diagonal.engine.protocols import TokenModel
 from diagonal.engine.runner import Eager
 from diagonal.engine.sampler import Sampler
@@ -48,15 +50,16 @@ class Table:
     slot: Tensor
     write: Tensor
     step: Tensor  # (N, 1) int32: the number of the step in its plan
-    extent: Tensor  # (N, 1) int32: slots from here on were never written
+    blocks: Tensor  # (N, all blocks of the cache) int32: first those that hold anything written
+    count: Tensor  # (N, 1) int32: so many
     cursor: Tensor  # (1,)
 
-    def next(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Read, slot, write, step and extent at the cursor, gathered on the device; the cursor moves on."""
-        parts = (self.read, self.slot, self.write, self.step, self.extent)
-        read, slot, write, step, extent = (part.index_select(0, self.cursor)[0] for part in parts)
+    def next(self) -> tuple[Tensor, ...]:
+        """Read, slot, write, step, blocks and count at the cursor, gathered on the device; the cursor moves on."""
+        parts = (self.read, self.slot, self.write, self.step, self.blocks, self.count)
+        found = tuple(part.index_select(0, self.cursor)[0] for part in parts)
         self.cursor.add_(1)
-        return read, slot, write, step, extent
+        return found
 
 
 def tables(plan: Plan, device: torch.device) -> dict[int, Table]:
@@ -64,7 +67,7 @@ def tables(plan: Plan, device: torch.device) -> dict[int, Table]:
     groups: dict[int, list[int]] = defaultdict(list)
     for index in range(1, len(plan.steps)):
         groups[padded(len(plan.steps[index].read))].append(index)
-    reach = np.maximum.accumulate([int(step.slot.max()) + 1 for step in plan.steps])
+    first_block = _first_fed_blocks(plan)
     unused = plan.layout.length  # where outputs go that nobody asked for
 
     def rows(values: list[IntArray], width: int) -> Tensor:
@@ -82,10 +85,21 @@ def tables(plan: Plan, device: torch.device) -> dict[int, Table]:
             slot=rows([step.slot for step in steps], width),
             write=rows([np.where(step.write == NONE, unused, step.write) for step in steps], width),
             step=column(chosen),
-            extent=column([int(reach[index]) for index in chosen]),
+            blocks=torch.from_numpy(
+                np.stack([np.argsort(first_block > index, kind="stable") for index in chosen]).astype(np.int32)
+            ).to(device),
+            count=column([int(np.count_nonzero(first_block <= index)) for index in chosen]),
             cursor=torch.zeros(1, dtype=torch.long, device=device),
         )
     return result
+
+
+def _first_fed_blocks(plan: Plan) -> IntArray:
+    """The step that first writes any slot of each block of the cache."""
+    first = plan.first_fed
+    padding = np.full(-len(first) % BLOCK, NEVER, first.dtype)
+    blocks: IntArray = np.concatenate([first, padding]).reshape(-1, BLOCK).min(1)
+    return blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,31 +126,44 @@ class DeviceLayer:
         slots_S = self.step.seen.slots_S
         self.k.index_copy_(2, slots_S, k_BKSD.to(self.k.dtype))
         self.v.index_copy_(2, slots_S, v_BKSD.to(self.v.dtype))
+        return self._mixed(q_BHSD)
+
+    def attend_heads(self, heads: Heads) -> Tensor:
+        return joined(self._mixed(ops(heads.qkv_BSC).remember(heads, self.k, self.v, self.step.seen.slots_S)))
+
+    def _mixed(self, q_BHSD: Tensor) -> Tensor:
         return self.step.attend(q_BHSD.to(self.k.dtype), self.k, self.v, self.step.seen).to(q_BHSD.dtype)
 
 
 class Graphs:
     """Runs the steps of plans that fit one cache, capturing each width of a plan when it is first met."""
 
+    lasting = True
+
     def __init__(self, model: TokenModel, cache: KVCache, sampler: Sampler, attend: Attend, capture: bool) -> None:
         self._model, self._cache, self._sampler, self._attend = model, cache, sampler, attend
         self._capture, self._prompt = capture, Eager(model, cache, sampler)
         self._tokens_BL = torch.zeros(cache.batch, cache.length + 1, dtype=torch.long, device=cache.k.device)
         self._fed_L = torch.full((cache.length,), NEVER, dtype=torch.int32, device=cache.k.device)
-        self._uploaded: list[tuple[Plan, dict[int, Table]]] = []
+        self._uploaded: dict[Plan, tuple[Tensor, dict[int, Table]]] = {}
         self._captured: dict[int, Any] = {}  # by the table that a graph reads
         self._pool: Any = None
+
+    def adopt(self, sampler: Sampler) -> None:
+        """Go on with the seeds of another sampler of the same kind; what is captured stays."""
+        self._sampler.generators = sampler.generators
 
     def begin(self, plan: Plan, tokens_BL: Tensor) -> Tensor:
         """Take up a window: its plan with all cursors at the start, and its tokens, decoded in the returned copy."""
         length = plan.layout.length
         tokens = self._prompt.begin(plan, self._tokens_BL[:, :length])
         tokens.copy_(tokens_BL)
+        if plan not in self._uploaded:
+            fed = torch.from_numpy(plan.first_fed).to(self._fed_L)
+            self._uploaded[plan] = (fed, tables(plan, self._cache.k.device))
+        self._plan, (fed, self._tables) = plan, self._uploaded[plan]
         self._fed_L.fill_(NEVER)
-        self._fed_L[:length] = torch.from_numpy(plan.first_fed).to(self._fed_L)
-        if not any(plan is known for known, _ in self._uploaded):
-            self._uploaded.append((plan, tables(plan, self._cache.k.device)))
-        self._plan, self._tables = next(pair for pair in self._uploaded if pair[0] is plan)
+        self._fed_L[:length] = fed
         for table in self._tables.values():
             table.cursor.zero_()
         return tokens
@@ -156,8 +183,8 @@ class Graphs:
 
     def _run(self, table: Table) -> None:
         """What is captured: everything that happens in a step."""
-        read, slot, write, step, extent = table.next()
-        memory = DeviceStep(self._cache, Visibility(slot, self._fed_L, step, extent), self._attend)
+        read, slot, write, step, blocks, count = table.next()
+        memory = DeviceStep(self._cache, Visibility(slot, self._fed_L, step, blocks, count), self._attend)
         logits_BSV = self._model(self._tokens_BL[:, read], slot, memory)
         self._tokens_BL.index_copy_(1, write, self._sampler(logits_BSV, write))
 

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from diagonal.engine.heads import Heads
+
 
 @dataclass(frozen=True, slots=True)
 class CacheSpec:
@@ -42,13 +44,29 @@ class Memory(Protocol):
         ...
 
 
+class TokenLayerMemory(LayerMemory, Protocol):
+    """What one layer of a token model attends to."""
+
+    def attend_heads(self, heads: Heads) -> Tensor:
+        """The same from heads that are not normed or rotated yet; what they mixed, side by side (B, S, H * D)."""
+        ...
+
+
+class TokenMemory(Protocol):
+    """What the layers of a token model attend to."""
+
+    def layer(self, index: int) -> TokenLayerMemory:
+        """The part of one layer."""
+        ...
+
+
 class TokenModel(Protocol):
     """A causal transformer over token ids. Knows nothing of grids, schedules or caches."""
 
     @property
     def cache_spec(self) -> CacheSpec: ...
 
-    def __call__(self, tokens_BS: Tensor, slots_S: Tensor, memory: Memory, keep: Tensor | None = None) -> Tensor:
+    def __call__(self, tokens_BS: Tensor, slots_S: Tensor, memory: TokenMemory, keep: Tensor | None = None) -> Tensor:
         """Logits (B, kept inputs, V) of the token after each input; `keep` picks inputs, None keeps all."""
         ...
 

@@ -6,6 +6,7 @@ same with captured graphs. `make_runner` chooses.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from diagonal.engine.attention import bias
 from diagonal.engine.cache import CacheStep, KVCache
 from diagonal.engine.kernels import usable
-from diagonal.engine.protocols import TokenModel
+from diagonal.engine.protocols import Sampling, TokenModel
 from diagonal.engine.sampler import Sampler
 from diagonal.plan import NONE, Plan
 
@@ -24,6 +25,15 @@ NARROW = 256  # a step of at most so many inputs has its mask prepared for all l
 
 class Runner(Protocol):
     """Runs plans, one after the other."""
+
+    @property
+    def lasting(self) -> bool:
+        """Whether it is worth keeping for another video."""
+        ...
+
+    def adopt(self, sampler: Sampler) -> None:
+        """Go on with the seeds of another sampler of the same kind."""
+        ...
 
     def begin(self, plan: Plan, tokens_BL: Tensor) -> Tensor:
         """Take up a plan and the tokens of its window; returns the tensor in which they will be decoded."""
@@ -37,8 +47,13 @@ class Runner(Protocol):
 class Eager:
     """One step after the other, as PyTorch runs them."""
 
+    lasting = False
+
     def __init__(self, model: TokenModel, cache: KVCache, sampler: Sampler) -> None:
         self._model, self._cache, self._sampler = model, cache, sampler
+
+    def adopt(self, sampler: Sampler) -> None:
+        self._sampler = sampler
 
     def begin(self, plan: Plan, tokens_BL: Tensor) -> Tensor:
         if self._cache.length < plan.layout.length:
@@ -55,7 +70,9 @@ class Eager:
         read, slots, kept, write = (
             torch.from_numpy(part).to(device) for part in (step.read, step.slot, keep, step.write[keep])
         )
-        memory = CacheStep(self._cache, slots, self._extent, self._mask(index))
+        raster = index == 0 and np.array_equal(step.slot, np.arange(self._extent))
+        mask = None if raster else self._mask(index)
+        memory = CacheStep(self._cache, slots, self._extent, mask, raster)
         logits_BSV = self._model(self._tokens_BL[:, read], slots, memory, kept)
         self._tokens_BL[:, write] = self._sampler(logits_BSV, write)
 
@@ -77,3 +94,39 @@ def make_runner(model: TokenModel, cache: KVCache, sampler: Sampler) -> Runner:
     from diagonal.engine.kernels.attention import attend
 
     return Graphs(model, cache, sampler, attend, capture=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a runner is made for, apart from its model."""
+
+    batch: int
+    length: int
+    device: torch.device
+    dtype: torch.dtype  # of the cache
+    sampling: Sampling
+
+
+@dataclass(slots=True)
+class Runners:
+    """Keeps the newest lasting runner for the next video of its kind: capturing steps takes longer than running them,
+    and so a world that is asked again answers at once. A runner is out while it is used, so videos may be interleaved.
+    """
+
+    _idle: list[tuple[TokenModel, Kind, Runner]] = field(default_factory=list)
+
+    def take(self, model: TokenModel, kind: Kind, sampler: Sampler) -> Runner:
+        """A runner with its cache: the idle one, if it fits, or a new one."""
+        while self._idle:
+            known, made_for, runner = self._idle.pop()
+            if known is model and made_for == kind:
+                runner.adopt(sampler)
+                return runner
+            del runner  # its cache too, before a new one is made
+        cache = KVCache(model.cache_spec, kind.batch, kind.length, kind.device, kind.dtype)
+        return make_runner(model, cache, sampler)
+
+    def give(self, model: TokenModel, kind: Kind, runner: Runner) -> None:
+        """Hand a runner back after its video."""
+        if runner.lasting:
+            self._idle[:] = [(model, kind, runner)]

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -133,9 +134,15 @@ def cut(windows: Sequence[tuple[Span, Plan]], steps: int | None) -> list[tuple[S
     left, result = steps + 1, []
     for span, plan in windows:
         if left > 0:
-            result.append((span, replace(plan, steps=plan.steps[:left])))
+            result.append((span, _shortened(plan, left)))
         left -= len(plan.steps)
     return result
+
+
+@lru_cache(maxsize=8)
+def _shortened(plan: Plan, steps: int) -> Plan:
+    """The same plan for every run: what is captured for it is used again."""
+    return replace(plan, steps=plan.steps[:steps])
 
 
 def _run(case: Case, settings: Settings) -> Run:

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diagonal.engine.protocols import CacheSpec, LayerMemory, Memory, Sampling, Variant, WeightMap
-from diagonal.models.layers import RMSNorm, SwiGLU, frequencies, rotate, turns
+from diagonal.engine.heads import HeadNorm, Heads, Rope, joined
+from diagonal.engine.protocols import CacheSpec, Sampling, TokenLayerMemory, TokenMemory, Variant, WeightMap
+from diagonal.models.layers import RMSNorm, SwiGLU, add_linear, frequencies, turns
 
 LARGEST = (40, 64)  # rows and columns of the frames that the published models were trained on
 
@@ -108,7 +109,7 @@ def split(width: int) -> tuple[int, int, int]:
     return width - 2 * side, side, side
 
 
-def rope_3d(places_3S: Tensor, config: Config) -> tuple[Tensor, Tensor]:
+def rope_3d(places_3S: Tensor, config: Config) -> Rope:
     """cos and sin (S, D) of the angles coordinate * theta^(-2i/d), the three axes one after the other."""
     angles = []
     for axis, (place_S, width) in enumerate(zip(places_3S, split(config.head_dim), strict=True)):
@@ -133,19 +134,16 @@ class Attention(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.heads = (config.heads, config.kv_heads, config.kv_heads)
-        self.head_dim = config.head_dim
-        self.qkv = nn.Linear(config.width, sum(self.heads) * config.head_dim, bias=False)
+        self.kv_heads, self.head_dim = config.kv_heads, config.head_dim
+        self.qkv = nn.Linear(config.width, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.eps)
         self.k_norm = RMSNorm(config.head_dim, config.eps)
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
-    def forward(self, x_BSM: Tensor, rope: tuple[Tensor, Tensor], memory: LayerMemory) -> Tensor:
-        heads = self.qkv(x_BSM).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        q, k, v = heads.split(self.heads, dim=1)
-        mixed = memory.attend(rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope), v)
-        out: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
-        return out
+    def forward(self, x_BSM: Tensor, residual_BSM: Tensor, rope: Rope, memory: TokenLayerMemory) -> Tensor:
+        norm = HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        heads = Heads(self.qkv(x_BSM), self.kv_heads, self.head_dim, rope, norm)
+        return add_linear(residual_BSM, self.out, memory.attend_heads(heads))
 
 
 class TextAttention(nn.Module):
@@ -165,12 +163,11 @@ class TextAttention(nn.Module):
         k, v = self.kv(text_BLC).unflatten(-1, (-1, self.head_dim)).transpose(1, 2).chunk(2, dim=1)
         return self.k_norm(k), v
 
-    def forward(self, x_BSM: Tensor, text: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x_BSM: Tensor, residual_BSM: Tensor, text: tuple[Tensor, Tensor]) -> Tensor:
         q_BHSD = self.q_norm(self.q(x_BSM).unflatten(-1, (-1, self.head_dim)).transpose(1, 2))
         k, v = (part.expand(len(x_BSM), -1, -1, -1) for part in text)  # one text may serve a whole batch
         mixed = F.scaled_dot_product_attention(q_BHSD, k, v, enable_gqa=True)
-        out: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
-        return out
+        return add_linear(residual_BSM, self.out, joined(mixed))
 
 
 class Block(nn.Module):
@@ -189,14 +186,14 @@ class Block(nn.Module):
     def forward(
         self,
         x_BSM: Tensor,
-        rope: tuple[Tensor, Tensor],
-        memory: LayerMemory,
+        rope: Rope,
+        memory: TokenLayerMemory,
         text: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        h = x_BSM + self.attention(self.attention_norm(x_BSM), rope, memory)
+        h = self.attention(self.attention_norm(x_BSM), x_BSM, rope, memory)
         if text is not None:
-            h = h + self.text_attention(self.text_norm(h), text)
-        out: Tensor = h + self.mlp(self.mlp_norm(h))
+            h = self.text_attention(self.text_norm(h), h, text)
+        out: Tensor = self.mlp(self.mlp_norm(h), h)
         return out
 
 
@@ -248,7 +245,7 @@ class Cosmos(nn.Module):
         self,
         tokens_BS: Tensor,
         slots_S: Tensor,
-        memory: Memory,
+        memory: TokenMemory,
         keep: Tensor | None = None,
         text: TextKV | None = None,
     ) -> Tensor:
@@ -296,7 +293,7 @@ class Guided:
     def cache_spec(self) -> CacheSpec:
         return self.model.cache_spec
 
-    def __call__(self, tokens_BS: Tensor, slots_S: Tensor, memory: Memory, keep: Tensor | None = None) -> Tensor:
+    def __call__(self, tokens_BS: Tensor, slots_S: Tensor, memory: TokenMemory, keep: Tensor | None = None) -> Tensor:
         logits: Tensor = self.model(tokens_BS, slots_S, memory, keep, self.text)
         return logits
 

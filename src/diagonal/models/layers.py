@@ -1,10 +1,12 @@
-"""The few layers that several models share: RMSNorm, SwiGLU and rotary embedding."""
+"""The few layers that several models share: norms, SwiGLU, rotary embedding, and products onto the residual."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from diagonal.engine.heads import Rope
+from diagonal.engine.kernels import ops
 
 
 class RMSNorm(nn.Module):
@@ -16,9 +18,14 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        x32 = x.float()
-        normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
-        return normed.to(x.dtype) * self.weight
+        return ops(x).rms_norm(x, self.weight, self.eps)
+
+
+class LayerNorm(nn.LayerNorm):
+    """(x - mean) / std * weight + bias; weight and bias may be absent."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops(x).layer_norm(x, self.weight, self.bias, self.eps)
 
 
 class SwiGLU(nn.Module):
@@ -29,10 +36,19 @@ class SwiGLU(nn.Module):
         self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
 
-    def forward(self, x_BSM: Tensor) -> Tensor:
-        gate, up = self.gate_up(x_BSM).chunk(2, dim=-1)
-        out: Tensor = self.down(F.silu(gate) * up)
+    def forward(self, x_BSM: Tensor, residual_BSM: Tensor) -> Tensor:
+        return add_linear(residual_BSM, self.down, ops(x_BSM).silu_mul(self.gate_up(x_BSM)))
+
+
+def add_linear(residual: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
+    """residual + linear(x). On a GPU, where no gradient is asked for, the product is added onto the residual as it is
+    made: no further pass over it, and one rounding less. The residual is then gone."""
+    alike = residual.dtype == x.dtype == linear.weight.dtype  # not so under autocast
+    if not x.is_cuda or torch.is_grad_enabled() or not alike:
+        out: Tensor = residual + linear(x)
         return out
+    residual.view(-1, residual.shape[-1]).addmm_(x.flatten(0, -2), linear.weight.t())
+    return residual if linear.bias is None else residual.add_(linear.bias)
 
 
 def frequencies(width: int, theta: float, device: torch.device) -> Tensor:
@@ -40,20 +56,12 @@ def frequencies(width: int, theta: float, device: torch.device) -> Tensor:
     return theta ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
 
 
-def rope_1d(slots_S: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+def rope_1d(slots_S: Tensor, head_dim: int, theta: float) -> Rope:
     """cos and sin (S, D) of slot * theta^(-2i/D)."""
     return turns(slots_S.float()[:, None] * frequencies(head_dim, theta, slots_S.device))
 
 
-def turns(angles: Tensor) -> tuple[Tensor, Tensor]:
-    """What `rotate` takes: cos and sin of the angles of the pairs, once for each half of the head."""
+def turns(angles: Tensor) -> Rope:
+    """A rotation: cos and sin of the angles of the pairs, once for each half of the head."""
     both = torch.cat([angles, angles], dim=-1)
     return both.cos(), both.sin()
-
-
-def rotate(x_BHSD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary embedding over pairs (x[i], x[i + D/2])."""
-    cos, sin = rope
-    x1, x2 = x_BHSD.chunk(2, dim=-1)
-    turned = torch.cat([-x2, x1], dim=-1)
-    return (x_BHSD * cos + turned * sin).to(x_BHSD.dtype)

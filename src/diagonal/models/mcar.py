@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from diagonal.engine.protocols import CacheSpec, LayerMemory, Memory, Sampling, Variant, WeightMap
-from diagonal.models.layers import RMSNorm, SwiGLU, rope_1d, rotate
+from diagonal.engine.heads import Heads, Rope
+from diagonal.engine.protocols import CacheSpec, Sampling, TokenLayerMemory, TokenMemory, Variant, WeightMap
+from diagonal.models.layers import RMSNorm, SwiGLU, add_linear, rope_1d
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +56,13 @@ class Attention(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.heads = (config.heads, config.kv_heads, config.kv_heads)
-        self.head_dim = config.head_dim
-        self.qkv = nn.Linear(config.width, sum(self.heads) * config.head_dim, bias=False)
+        self.kv_heads, self.head_dim = config.kv_heads, config.head_dim
+        self.qkv = nn.Linear(config.width, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=False)
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
-    def forward(self, x_BSM: Tensor, rope: tuple[Tensor, Tensor], memory: LayerMemory) -> Tensor:
-        heads = self.qkv(x_BSM).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        q, k, v = heads.split(self.heads, dim=1)
-        mixed = memory.attend(rotate(q, rope), rotate(k, rope), v)
-        out: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
-        return out
+    def forward(self, x_BSM: Tensor, residual_BSM: Tensor, rope: Rope, memory: TokenLayerMemory) -> Tensor:
+        heads = Heads(self.qkv(x_BSM), self.kv_heads, self.head_dim, rope)
+        return add_linear(residual_BSM, self.out, memory.attend_heads(heads))
 
 
 class Block(nn.Module):
@@ -78,9 +75,9 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(config.width, config.eps)
         self.mlp = SwiGLU(config.width, config.mlp)
 
-    def forward(self, x_BSM: Tensor, rope: tuple[Tensor, Tensor], memory: LayerMemory) -> Tensor:
-        h = x_BSM + self.attention(self.attention_norm(x_BSM), rope, memory)
-        out: Tensor = h + self.mlp(self.mlp_norm(h))
+    def forward(self, x_BSM: Tensor, rope: Rope, memory: TokenLayerMemory) -> Tensor:
+        h = self.attention(self.attention_norm(x_BSM), x_BSM, rope, memory)
+        out: Tensor = self.mlp(self.mlp_norm(h), h)
         return out
 
 
@@ -122,7 +119,7 @@ class MCAR(nn.Module):
         config = self.config
         return CacheSpec(config.layers, config.kv_heads, config.head_dim, config.heads // config.kv_heads)
 
-    def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: Memory, keep: Tensor | None = None) -> Tensor:
+    def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: TokenMemory, keep: Tensor | None = None) -> Tensor:
         x_BSM = self.embed(tokens_BS)
         rope = rope_1d(slots_S, self.config.head_dim, self.config.theta)
         for index, block in enumerate(self.blocks):

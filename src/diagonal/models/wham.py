@@ -17,7 +17,10 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diagonal.engine.protocols import CacheSpec, LayerMemory, Memory, Sampling, State, Variant, WeightMap
+from diagonal.engine.heads import Heads
+from diagonal.engine.kernels import ops
+from diagonal.engine.protocols import CacheSpec, Sampling, State, TokenLayerMemory, TokenMemory, Variant, WeightMap
+from diagonal.models.layers import LayerNorm, add_linear
 
 ACTION = (2,) * 12 + (11,) * 4  # values that each token of an action can take: 12 buttons, 4 stick axes
 HEADS = {1024: 16, 1792: 14, 2304: 18, 3072: 24}  # of the published sizes, by width: no shape tells
@@ -103,8 +106,8 @@ def fit_both(config: Config, tokenizer: Any, states: tuple[State, State], settin
     return fit(config, states[0]), tokenizer.fit(states[1], settings)
 
 
-def _norm(config: Config, affine: bool) -> nn.LayerNorm:
-    return nn.LayerNorm(config.width, eps=1e-5, elementwise_affine=affine, bias=config.bias)
+def _norm(config: Config, affine: bool) -> LayerNorm:
+    return LayerNorm(config.width, eps=1e-5, elementwise_affine=affine, bias=config.bias)
 
 
 class Attention(nn.Module):
@@ -112,15 +115,13 @@ class Attention(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.heads = config.heads
+        self.heads, self.head_dim = config.heads, config.width // config.heads
         self.c_attn = nn.Linear(config.width, 3 * config.width, bias=config.bias)
         self.c_proj = nn.Linear(config.width, config.width, bias=config.bias)
 
-    def forward(self, x_BSM: Tensor, memory: LayerMemory) -> Tensor:
-        heads = self.c_attn(x_BSM).unflatten(-1, (3 * self.heads, -1)).transpose(1, 2)
-        mixed_BHSD = memory.attend(*heads.chunk(3, dim=1))
-        out: Tensor = self.c_proj(mixed_BHSD.transpose(1, 2).flatten(-2))
-        return out
+    def forward(self, x_BSM: Tensor, residual_BSM: Tensor, memory: TokenLayerMemory) -> Tensor:
+        heads = Heads(self.c_attn(x_BSM), self.heads, self.head_dim)
+        return add_linear(residual_BSM, self.c_proj, memory.attend_heads(heads))
 
 
 class FeedForward(nn.Module):
@@ -131,9 +132,8 @@ class FeedForward(nn.Module):
         self.c_fc = nn.Linear(config.width, 4 * config.width, bias=config.bias)
         self.c_proj = nn.Linear(4 * config.width, config.width, bias=config.bias)
 
-    def forward(self, x_BSM: Tensor) -> Tensor:
-        out: Tensor = self.c_proj(F.gelu(self.c_fc(x_BSM), approximate="tanh"))
-        return out
+    def forward(self, x_BSM: Tensor, residual_BSM: Tensor) -> Tensor:
+        return add_linear(residual_BSM, self.c_proj, ops(x_BSM).gelu(self.c_fc(x_BSM)))
 
 
 class Block(nn.Module):
@@ -146,9 +146,9 @@ class Block(nn.Module):
         self.ln_2 = _norm(config, affine=config.version == 1)
         self.mlp = FeedForward(config)
 
-    def forward(self, x_BSM: Tensor, memory: LayerMemory) -> Tensor:
-        h = x_BSM + self.attn(self.ln_1(x_BSM), memory)
-        out: Tensor = h + self.mlp(self.ln_2(h))
+    def forward(self, x_BSM: Tensor, memory: TokenLayerMemory) -> Tensor:
+        h = self.attn(self.ln_1(x_BSM), x_BSM, memory)
+        out: Tensor = self.mlp(self.ln_2(h), h)
         return out
 
 
@@ -177,7 +177,7 @@ class WHAM(nn.Module):
         config = self.config
         return CacheSpec(config.layers, config.heads, config.width // config.heads, group=1)
 
-    def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: Memory, keep: Tensor | None = None) -> Tensor:
+    def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: TokenMemory, keep: Tensor | None = None) -> Tensor:
         x_BSM = self.wte(tokens_BS) + self.wpe(slots_S)
         for index, block in enumerate(self.blocks):
             x_BSM = block(x_BSM, memory.layer(index))

@@ -1,22 +1,47 @@
 """GPU kernels in Triton. Each has a twin in plain torch with the same call, which runs everywhere else.
 
-Triton is optional: the engine imports a module of this package only where `usable` says so.
+Triton is optional: its modules are imported only where `usable` says so. DIAGONAL_KERNELS=0 in the environment leaves
+them alone.
 """
 
 from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from typing import Protocol, cast
 
 import torch
+from torch import Tensor
+
+from diagonal.engine.heads import Heads
+from diagonal.engine.kernels import plain
 
 SWITCH = "DIAGONAL_KERNELS"
 
 
-def usable(device: torch.device) -> bool:
-    """Whether the kernels can run on a device and were asked for.
+class Ops(Protocol):
+    """The small operations of a block: the module `plain`, or `fused`."""
 
-    They are exact in Triton's interpreter and compile for an H100, but no GPU has run them yet: until `tests/gpu` has,
-    DIAGONAL_KERNELS=1 in the environment asks for them.
-    """
-    return device.type == "cuda" and find_spec("triton") is not None and os.environ.get(SWITCH) == "1"
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
+
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor: ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor: ...
+
+    def gelu(self, x: Tensor) -> Tensor: ...
+
+    def remember(self, heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: Tensor) -> Tensor: ...
+
+
+def usable(device: torch.device) -> bool:
+    """Whether the kernels can run on a device, and nobody forbids them."""
+    return device.type == "cuda" and find_spec("triton") is not None and os.environ.get(SWITCH) != "0"
+
+
+def ops(x: Tensor) -> Ops:
+    """The operations for a tensor: kernels, which know no gradient, or their twins."""
+    if x.is_cuda and not torch.is_grad_enabled() and usable(x.device):
+        from diagonal.engine.kernels import fused
+
+        return cast(Ops, fused)
+    return cast(Ops, plain)

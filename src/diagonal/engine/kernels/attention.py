@@ -5,9 +5,10 @@ tile of rows reads each key and value once for all of them. A step has few such 
 keys are cut into parts, one program each (flash-decoding): a program runs an online softmax over its part, and a second
 kernel mixes the parts by their log-sum-exp.
 
-What varies from step to step is read on the device. The parts divide the slots that the tile can see *now*, not the
-whole cache, so all programs have work however little of it is filled. A slot that is not written yet is not fetched:
-its load is predicated, which costs no bandwidth and, unlike a branch, lets the compiler fetch ahead.
+What varies from step to step is read on the device. The parts share the blocks of slots that hold anything written
+(`Visibility.blocks`), so all programs have the same work however little of the cache is filled, and holes that are
+blocks wide cost nothing. Within a block, slots that are not written are read and given no weight: what they hold must
+be finite, as a new cache's zeros are and what earlier steps left.
 """
 
 from __future__ import annotations
@@ -20,11 +21,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diagonal.engine.kernels.visibility import Visibility
+from diagonal.engine.kernels.visibility import BLOCK, Visibility
 
 HEAD_DIMS = (16, 32, 64, 128)
-STAGES = 5  # of the compiler's pipeline: the steps that wrote the keys, two rounds of keys and values, the sums
-MAX_ROWS = 128  # in one tile
+MAX_ROWS = 64  # in one tile
 MAX_PARTS = 64  # one merging program holds a row of all parts at once: 64 * 128 floats
 
 
@@ -33,30 +33,26 @@ class Tiles:
     """How one call is cut up."""
 
     rows: int  # of a tile
-    keys: int  # of a round
+    keys: int  # of a round: a block, or a part of it
     parts: int  # that the rounds are shared among
-    warps: int
+    stages: int  # rounds that are loaded or waited for at a time
 
 
 def tiles(q_BHSD: Tensor, k_BKLD: Tensor, processors: int) -> Tiles:
     """Tile sizes from the shapes alone, so that the grid is the same in every step of a width.
 
-    Rows: the smallest power of two that holds all, from 16, what a tensor core takes, to 128, where a round is as long
-    in the tensor cores (64 * 128 * 128 * 4 flop, 0.7 us) as in reading its 32 KiB from the second-level cache.
-    Keys: 64, so 32 KiB of keys and values in a round of bf16 heads of 128. To stream 4.3 TB/s at 0.8 us latency, each
-    of 132 processors must have 26 KiB under way; two programs of two rounds have 128 KiB, and 64 KiB with heads of 64.
-    fp32 products take no tensor core and many registers: 16.
-    Parts: two programs per processor (one where a tile's registers fill it), as far as there are rounds for them.
+    Measured on an H200 (docs/log.md): tiles of 64 rows, rounds of 64 keys, five stages and one program per processor
+    were the fastest or within 3 % of it, from 1 to 80 queries of Cosmos, MC-AR and WHAM. fp32 products take no tensor
+    core and many registers, so their rounds are smaller.
     """
     batch, heads, queries, _ = q_BHSD.shape
     kv_heads, length = k_BKLD.shape[1:3]
     packed = queries * (heads // kv_heads)
     rows = min(MAX_ROWS, max(16, triton.next_power_of_2(packed)))
-    keys = 16 if k_BKLD.dtype == torch.float32 else 64
-    resident = processors * (1 if rows == MAX_ROWS else 2)
-    parts = resident // (triton.cdiv(packed, rows) * batch * kv_heads)
-    parts = max(1, min(parts, MAX_PARTS, triton.cdiv(length, keys)))
-    return Tiles(rows, keys, parts, warps=8 if rows == MAX_ROWS else 4)
+    exact = k_BKLD.dtype == torch.float32
+    parts = processors // (triton.cdiv(packed, rows) * batch * kv_heads)
+    parts = max(1, min(parts, MAX_PARTS, triton.cdiv(length, BLOCK)))
+    return Tiles(rows, keys=16 if exact else BLOCK, parts=parts, stages=3 if exact else 5)
 
 
 def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, processors: int | None = None) -> Tensor:
@@ -80,15 +76,16 @@ def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, pro
         lse = parts.new_empty(parts.shape[:-1])
     grid = (triton.cdiv(queries * group, cut.rows), batch * kv_heads, cut.parts)
     _attend_kernel[grid](
-        *(q_BHSD, k_BKLD, v_BKLD, seen.slots_S, seen.fed_L, seen.step, seen.extent, parts, lse),
+        *(q_BHSD, k_BKLD, v_BKLD, seen.slots_S, seen.fed_L, seen.step, seen.blocks, seen.count, parts, lse),
         *(queries, length, *q_BHSD.stride()[:3], math.log2(math.e) / math.sqrt(width)),
         K=kv_heads,
         G=group,
         D=width,
         ROWS=cut.rows,
         KEYS=cut.keys,
-        num_warps=cut.warps,
-        num_stages=STAGES,
+        BLOCK=BLOCK,
+        num_warps=4,
+        num_stages=cut.stages,
     )
     if lse is not None:
         count = batch * queries * heads
@@ -108,6 +105,8 @@ def _check(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> 
         )
     if width not in HEAD_DIMS:
         raise ValueError(f"heads of width {width} given; the kernel takes {HEAD_DIMS}: use attend_reference")
+    if length % BLOCK:
+        raise ValueError(f"a cache of {length} slots given; the kernel takes whole blocks of {BLOCK}")
     if not q_BHSD.dtype == k_BKLD.dtype == v_BKLD.dtype:
         raise ValueError(f"q, k, v of {q_BHSD.dtype}, {k_BKLD.dtype}, {v_BKLD.dtype} given; convert q to the cache's")
     if q_BHSD.stride(3) != 1 or not (k_BKLD.is_contiguous() and v_BKLD.is_contiguous()):
@@ -115,11 +114,11 @@ def _check(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> 
     if len(seen.slots_S) != queries or len(seen.fed_L) != length:
         given = f"{len(seen.slots_S)} slots and {len(seen.fed_L)} fed steps"
         raise ValueError(f"{given} given for {queries} queries and {length} keys; there must be one of each")
-    numbers = {"fed_L": seen.fed_L, "step": seen.step, "extent": seen.extent}
+    numbers = {"fed_L": seen.fed_L, "step": seen.step, "blocks": seen.blocks, "count": seen.count}
     wrong = [name for name, tensor in numbers.items() if tensor.dtype != torch.int32]
-    if wrong or not (seen.slots_S.is_contiguous() and seen.fed_L.is_contiguous()):
+    if wrong or not (seen.slots_S.is_contiguous() and seen.fed_L.is_contiguous() and seen.blocks.is_contiguous()):
         raise ValueError(
-            f"{wrong or 'strided slots_S or fed_L'} given; they must be contiguous, and int32 but for slots_S"
+            f"{wrong or 'strided slots_S, fed_L or blocks'} given; they must be contiguous, and int32 but for slots_S"
         )
 
 
@@ -131,7 +130,8 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     slots,
     fed,
     step,
-    extent,
+    blocks,
+    count,
     out,  # (parts, B, S, H, D)
     lse,  # (parts, B, S, H), None for a single part
     S,
@@ -145,6 +145,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     D: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """One tile of rows, one key head and one part of the keys: a softmax's mixture of values and its log-sum-exp."""
     head, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -156,44 +157,40 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     column = tl.arange(0, D)
     q_at = q + batch * q_batch + head_of_row * q_head + query.to(tl.int64) * q_query
     q_RD = tl.load(q_at[:, None] + column, mask=real[:, None], other=0.0)
-
-    # A row sees the written slots before its `limit`; the parts share the rounds up to the highest limit evenly.
     slot = tl.load(slots + query, mask=real, other=-1).to(tl.int32)
-    limit = tl.minimum(slot + 1, tl.minimum(tl.load(extent), L))
-    stop = tl.maximum(tl.max(limit, 0), 0)
-    rounds, parts = tl.cdiv(stop, KEYS), tl.num_programs(2)
-    first = rounds * part // parts * KEYS
-    stop = tl.minimum(stop, rounds * (part + 1) // parts * KEYS)
     now = tl.load(step)
 
+    # The parts share the rounds evenly.
+    rounds, parts = tl.load(count) * (BLOCK // KEYS), tl.num_programs(2)
     k += head * L * D
     v += head * L * D
-    top = tl.full([ROWS], float("-inf"), tl.float32)
+    top = tl.full([ROWS], -1.0e30, tl.float32)  # finite: with nothing seen so far, weights are 0 and not NaN
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, D], tl.float32)
-    for start in range(first, stop, KEYS):
+    for number in range(rounds * part // parts, rounds * (part + 1) // parts):
+        start = tl.load(blocks + number // (BLOCK // KEYS)) * BLOCK + number % (BLOCK // KEYS) * KEYS
         key = start + tl.arange(0, KEYS)
-        written = (tl.load(fed + key, mask=key < stop, other=0) <= now) & (key < stop)
+        written = tl.load(fed + key) <= now
         at = key[:, None] * D + column
-        k_LD = tl.load(k + at, mask=written[:, None], other=0.0)
+        k_LD = tl.load(k + at)
         score = tl.dot(q_RD, tl.trans(k_LD), input_precision="ieee") * scale
-        score = tl.where(written[None, :] & (key[None, :] < limit[:, None]), score, float("-inf"))
+        score = tl.where(written[None, :] & (key[None, :] <= slot[:, None]), score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, 1))
-        base = tl.where(new_top == float("-inf"), 0.0, new_top)  # nothing seen so far: weights of 0, not NaN
-        weight = tl.exp2(score - base[:, None])
-        decay = tl.exp2(top - base)
-        v_LD = tl.load(v + at, mask=written[:, None], other=0.0)
+        weight = tl.exp2(score - new_top[:, None])
+        decay = tl.exp2(top - new_top)
+        v_LD = tl.load(v + at)
         total = total * decay + tl.sum(weight, 1)
         mixed = tl.dot(weight.to(v.dtype.element_ty), v_LD, mixed * decay[:, None], input_precision="ieee")
         top = new_top
 
-    total = tl.where(total > 0, total, 1.0)
+    seen = total > 0
+    total = tl.where(seen, total, 1.0)
     batches = tl.num_programs(1) // K
     entry = ((part * batches + batch) * S + query) * (K * G) + head_of_row
     mixed = (mixed / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + entry[:, None] * D + column, mixed, mask=real[:, None])
     if lse is not None:
-        tl.store(lse + entry, top + tl.log2(total), mask=real)
+        tl.store(lse + entry, tl.where(seen, top + tl.log2(total), float("-inf")), mask=real)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

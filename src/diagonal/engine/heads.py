@@ -1,0 +1,69 @@
+"""Queries, keys and values as a layer computes them, before they are normed and rotated.
+
+A memory takes them like this, so that it can do what is left (norm, rotation, cache write) in one kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Rope = tuple[Tensor, Tensor]  # cos and sin (S, D) in float32
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """RMSNorm of every query and key before they are rotated."""
+
+    q_D: Tensor
+    k_D: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The channels of `qkv_BSC` are H heads of queries, then K of keys, then K of values, D wide each.
+
+    `rope` turns the pairs (x[i], x[i + D/2]) of queries and keys; None leaves them as they are.
+    """
+
+    qkv_BSC: Tensor
+    kv_heads: int
+    head_dim: int
+    rope: Rope | None = None
+    norm: HeadNorm | None = None
+
+    @property
+    def heads(self) -> int:
+        """Heads of queries."""
+        return self.qkv_BSC.shape[-1] // self.head_dim - 2 * self.kv_heads
+
+    def split(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (B, H, S, D), keys and values (B, K, S, D), normed and rotated."""
+        heads = self.qkv_BSC.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        if self.norm is not None:
+            q, k = rms_norm(q, self.norm.q_D, self.norm.eps), rms_norm(k, self.norm.k_D, self.norm.eps)
+        if self.rope is not None:
+            q, k = rotate(q, self.rope), rotate(k, self.rope)
+        return q, k, v
+
+
+def joined(mixed_BHSD: Tensor) -> Tensor:
+    """What the heads mixed, side by side: (B, S, H * D)."""
+    return mixed_BHSD.transpose(1, 2).flatten(-2)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight: the norm in float32, the weight applied after the cast back (as LLaMA does)."""
+    x32 = x.float()
+    return (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+
+def rotate(x_BHSD: Tensor, rope: Rope) -> Tensor:
+    """Rotary embedding over pairs (x[i], x[i + D/2]), in the dtype of the rope, cast back."""
+    cos, sin = rope
+    x1, x2 = x_BHSD.chunk(2, dim=-1)
+    return (x_BHSD * cos + torch.cat([-x2, x1], dim=-1) * sin).to(x_BHSD.dtype)

@@ -1,0 +1,190 @@
+"""The small operations between the matrix products of a block, one kernel each: what torch does in up to ten.
+
+A step at batch 1 has a handful of rows, so each of these is as long as a launch: what counts is how many there are.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from diagonal.engine.heads import Heads
+
+HEADS = 8  # of a program of `remember`: enough programs for every multiprocessor, yet not one for each 128 bytes
+COLUMNS = 1024  # of a program of the activations
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last dimension; rounded as the twin rounds, after the scale and after the weight."""
+    x, width = x.contiguous(), x.shape[-1]
+    out = torch.empty_like(x, dtype=torch.result_type(x, weight))
+    _rms_norm[(x.numel() // width,)](x, weight, out, width, eps, triton.next_power_of_2(width), num_warps=_warps(width))
+    return out
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / std * weight + bias over the last dimension, in float32, rounded once."""
+    x = x.contiguous()
+    out, width = torch.empty_like(x), x.shape[-1]
+    block = triton.next_power_of_2(width)
+    _layer_norm[(x.numel() // width,)](x, weight, bias, out, width, eps, block, num_warps=_warps(width))
+    return out
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, in float32, rounded once."""
+    gate_up = gate_up.contiguous()
+    width = gate_up.shape[-1] // 2
+    out = gate_up.new_empty(*gate_up.shape[:-1], width)
+    _silu_mul[(out.numel() // width, triton.cdiv(width, COLUMNS))](gate_up, out, width, COLUMNS)
+    return out
+
+
+def gelu(x: Tensor) -> Tensor:
+    """The tanh form of GELU."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    _gelu[(triton.cdiv(x.numel(), COLUMNS),)](x, out, x.numel(), COLUMNS)
+    return out
+
+
+def remember(heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: Tensor) -> Tensor:
+    """Norm and rotate queries and keys, write keys and values to their slots, and return the queries (B, H, S, D).
+
+    Slots are read on the GPU and trusted: one outside the cache would write outside of it.
+    """
+    qkv, width, kv_heads = heads.qkv_BSC.contiguous(), heads.head_dim, heads.kv_heads
+    batch, inputs, channels = qkv.shape
+    count = heads.heads
+    _check(qkv, heads, (k_cache_BKLD, v_cache_BKLD), slots_S)
+    q_BHSD = qkv.new_empty(batch, count, inputs, width)
+    cos, sin = (None, None) if heads.rope is None else heads.rope
+    norm = (None, None, 0.0) if heads.norm is None else (heads.norm.q_D, heads.norm.k_D, heads.norm.eps)
+    grid = (inputs, batch, triton.cdiv(channels // width, HEADS))
+    _remember[grid](
+        qkv, cos, sin, slots_S, *norm, q_BHSD, k_cache_BKLD, v_cache_BKLD,
+        inputs, k_cache_BKLD.shape[2], count, kv_heads, width // 2, HEADS, num_warps=2,
+    )  # fmt: skip
+    return q_BHSD
+
+
+def _warps(width: int) -> int:
+    return 4 if width <= 2048 else 8
+
+
+def _check(qkv: Tensor, heads: Heads, caches: tuple[Tensor, Tensor], slots_S: Tensor) -> None:
+    """Refuse what the kernel would read or write wrongly: it sees addresses, not shapes."""
+    (batch, inputs, _), width = qkv.shape, heads.head_dim
+    if width % 2 or width != triton.next_power_of_2(width):
+        raise ValueError(f"heads are {width} wide; this kernel takes powers of two: use kernels.plain")
+    for cache in caches:
+        wanted = (batch, heads.kv_heads, cache.shape[2], width)
+        if cache.shape != wanted or not cache.is_contiguous():
+            raise ValueError(f"a cache of shape {tuple(cache.shape)} given; contiguous {wanted} is needed")
+    for name, part in zip(("cos", "sin"), heads.rope or (), strict=False):
+        if part.shape != (inputs, width) or not part.is_contiguous():
+            raise ValueError(f"{name}: shape {tuple(part.shape)} given; contiguous {(inputs, width)} is needed")
+    if slots_S.shape != (inputs,) or slots_S.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"slots: {tuple(slots_S.shape)} of {slots_S.dtype} given; {inputs} whole numbers are needed")
+
+
+@triton.jit
+def _rms_norm(x, weight, out, width, eps, BLOCK: tl.constexpr):
+    """One row."""
+    at = tl.program_id(0).to(tl.int64) * width
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    row = tl.load(x + at + column, mask=inside, other=0.0)
+    row32 = row.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(row32 * row32, 0) / width + eps)
+    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    normed = (row32 * scale).to(row.dtype).to(tl.float32) * gain
+    tl.store(out + at + column, normed.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _layer_norm(x, weight, bias, out, width, eps, BLOCK: tl.constexpr):
+    """One row."""
+    at = tl.program_id(0).to(tl.int64) * width
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    row = tl.load(x + at + column, mask=inside, other=0.0).to(tl.float32)
+    centred = tl.where(inside, row - tl.sum(row, 0) / width, 0.0)
+    normed = centred * tl.rsqrt(tl.sum(centred * centred, 0) / width + eps)
+    if weight is not None:
+        normed *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    if bias is not None:
+        normed += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at + column, normed.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
+    """Some columns of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    gate = tl.load(gate_up + 2 * row * width + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + (2 * row + 1) * width + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gelu(x, out, size, BLOCK: tl.constexpr):
+    """Some numbers: x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), which is 0.5 x (1 + tanh(...))."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    one = tl.load(x + at, mask=at < size, other=0.0).to(tl.float32)
+    inner = 1.5957691216057308 * (one + 0.044715 * one * one * one)
+    tl.store(out + at, (one * tl.sigmoid(inner)).to(out.dtype.element_ty), mask=at < size)
+
+
+@triton.jit
+def _remember(
+    qkv, cos_SD, sin_SD, slots_S, q_norm_D, k_norm_D, eps, q, k_cache, v_cache,
+    inputs, length, heads, kv_heads, HALF: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Some heads of one input. Queries, keys and values go through the same lines; masks say where each is stored."""
+    s = tl.program_id(0)
+    b = tl.program_id(1).to(tl.int64)
+    h = tl.program_id(2) * HEADS + tl.arange(0, HEADS)
+    d = tl.arange(0, HALF)
+    all_heads = heads + 2 * kv_heads
+    exists = (h < all_heads)[:, None]
+    at = ((b * inputs + s) * all_heads + h)[:, None] * (2 * HALF) + d[None, :]
+    low = tl.load(qkv + at, mask=exists, other=0.0)
+    high = tl.load(qkv + at + HALF, mask=exists, other=0.0)
+    low_turned, high_turned = low, high
+    if q_norm_D is not None:
+        low32, high32 = low.to(tl.float32), high.to(tl.float32)
+        mean = (tl.sum(low32 * low32, 1) + tl.sum(high32 * high32, 1)) / (2 * HALF)
+        scale = tl.rsqrt(mean + eps)[:, None]
+        gains = tl.where((h < heads)[:, None], q_norm_D + d[None, :], k_norm_D + d[None, :])
+        # Rounded as the plain norm rounds: after the scale, and after the gain.
+        low_turned = ((low32 * scale).to(low.dtype).to(tl.float32) * tl.load(gains).to(tl.float32)).to(low.dtype)
+        high_turned = ((high32 * scale).to(low.dtype).to(tl.float32) * tl.load(gains + HALF).to(tl.float32)).to(
+            low.dtype
+        )
+    if cos_SD is not None:
+        turn = s * 2 * HALF + d
+        low32, high32 = low_turned.to(tl.float32), high_turned.to(tl.float32)
+        low_turned = low32 * tl.load(cos_SD + turn)[None, :] - high32 * tl.load(sin_SD + turn)[None, :]
+        high_turned = high32 * tl.load(cos_SD + HALF + turn)[None, :] + low32 * tl.load(sin_SD + HALF + turn)[None, :]
+    low_turned = low_turned.to(low.dtype)
+    high_turned = high_turned.to(low.dtype)
+
+    to = ((b * heads + h) * inputs + s)[:, None] * (2 * HALF) + d[None, :]
+    is_q = (h < heads)[:, None]
+    tl.store(q + to, low_turned, mask=is_q)
+    tl.store(q + to + HALF, high_turned, mask=is_q)
+    slot = tl.load(slots_S + s).to(tl.int64)
+    to = ((b * kv_heads + h - heads) * length + slot)[:, None] * (2 * HALF) + d[None, :]
+    is_k = ((h >= heads) & (h < heads + kv_heads))[:, None]
+    tl.store(k_cache + to, low_turned.to(k_cache.dtype.element_ty), mask=is_k)
+    tl.store(k_cache + to + HALF, high_turned.to(k_cache.dtype.element_ty), mask=is_k)
+    to -= tl.cast(kv_heads, tl.int64) * length * (2 * HALF)
+    is_v = ((h >= heads + kv_heads) & (h < all_heads))[:, None]
+    tl.store(v_cache + to, low.to(v_cache.dtype.element_ty), mask=is_v)
+    tl.store(v_cache + to + HALF, high.to(v_cache.dtype.element_ty), mask=is_v)

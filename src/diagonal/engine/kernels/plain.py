@@ -1,0 +1,35 @@
+"""What the kernels of `fused` must give, with the same calls, in plain torch on any device."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from diagonal.engine.heads import Heads, rms_norm
+
+__all__ = ["gelu", "layer_norm", "remember", "rms_norm", "silu_mul"]
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / std * weight + bias over the last dimension."""
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up: gate is the first half of the last dimension, up the second."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def gelu(x: Tensor) -> Tensor:
+    """The tanh form of GELU."""
+    return F.gelu(x, approximate="tanh")
+
+
+def remember(heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: Tensor) -> Tensor:
+    """Norm and rotate queries and keys, write keys and values to their slots of the cache, and return the queries
+    (B, H, S, D). Slots are inside the cache; inputs that share one are equal."""
+    q, k, v = heads.split()
+    k_cache_BKLD.index_copy_(2, slots_S, k.to(k_cache_BKLD.dtype))
+    v_cache_BKLD.index_copy_(2, slots_S, v.to(v_cache_BKLD.dtype))
+    return q

@@ -1,0 +1,82 @@
+"""Graph replay, eager steps on the GPU and float32 on the CPU decode the same tokens, greedily; and videos too."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from diagonal import Grid, Layout, Sampling, load, make_plan
+from diagonal.engine.attention import Causal
+from diagonal.engine.cache import KVCache
+from diagonal.engine.decode import decode
+from diagonal.engine.graphs import Graphs
+from diagonal.engine.kernels import SWITCH
+from diagonal.engine.runner import Eager, make_runner
+from diagonal.engine.sampler import Sampler
+from tests.tiny import GREEDY, TINY, build, random_prompt, tiny_config
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+CUDA = torch.device("cuda")
+
+
+def _sampler(config: Any, plan: Any, device: torch.device) -> Sampler:
+    seeds = [torch.Generator(device).manual_seed(1)]
+    return Sampler(GREEDY, torch.tensor(config.valid_ids(), device=device), plan.layout.prefix, seeds)
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("spec", ["raster", "diagonal:k=1", "diagonal:k=2,d=3", "window:s=2"])
+def test_three_paths_decode_the_same_tokens(name: str, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_config(name)
+    model = build(config)
+    plan = make_plan(Layout(Grid(4, config.rows, config.cols), len(config.prefix_ids), config.suffix), spec, 1)
+    results = []
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for device, kernels in ((torch.device("cpu"), "0"), (CUDA, "0"), (CUDA, "1")):
+        monkeypatch.setenv(SWITCH, kernels)
+        moved = copy.deepcopy(model).to(device)
+        cache = KVCache(moved.cache_spec, 1, plan.layout.length, device, torch.float32)
+        runner = make_runner(moved, cache, _sampler(config, plan, device))
+        assert isinstance(runner, Graphs if kernels == "1" else Eager)
+        for _ in range(2):  # the second time every graph is replayed
+            tokens = random_prompt(config, plan).to(device)
+            frames = [frame.tokens.cpu() for frame in decode(runner, plan, tokens)]
+        results.append(torch.stack(frames))
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("name", ["mcar/300m", "wham/200m"])
+def test_logits_at_true_size_agree_within_bfloat16(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from diagonal.names import find
+
+    config = find("models", name).config
+    with torch.device(CUDA):
+        torch.manual_seed(0)
+        model = config.build().eval()
+    tokens, slots = torch.randint(config.codebook, (1, 600), device=CUDA), torch.arange(600, device=CUDA)
+    with torch.inference_mode():
+        monkeypatch.setenv(SWITCH, "0")
+        exact = model(tokens, slots, Causal()).double()
+        small = model.bfloat16()
+        plain = small(tokens, slots, Causal()).double()
+        monkeypatch.setenv(SWITCH, "1")
+        fused = small(tokens, slots, Causal()).double()
+    error = [float((one - exact).norm() / exact.norm()) for one in (plain, fused)]
+    assert error[1] < 0.03 and error[1] < 1.1 * error[0]
+
+
+def test_a_stream_gives_the_same_video_whenever_it_is_asked() -> None:
+    """Pixels come from another stream of the GPU; graphs are captured once and used again, with other seeds too."""
+    world = load("cosmos/tiny", "random", device=CUDA, dtype=torch.float32)
+    prompt = torch.randint(64, (2, 4, 6), generator=torch.Generator().manual_seed(0))
+    made = [world.generate(prompt, frames=16, sampling=Sampling(top_p=0.8), seed=seed) for seed in (1, 2, 1)]
+    assert np.array_equal(made[0].frames, made[2].frames) and torch.equal(made[0].tokens, made[2].tokens)
+    assert not torch.equal(made[0].tokens, made[1].tokens)
+    pixels = world.tokenizer.decode(torch.cat([prompt, made[0].tokens])[None].to(CUDA), {})
+    whole = pixels[0, 9:].permute(0, 2, 3, 1).cpu().numpy()
+    assert whole.shape == made[0].frames.shape
+    assert np.abs(whole.astype(int) - made[0].frames.astype(int)).max() <= 1
