@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from diagonal import Grid, Layout, Plan, Sampling, make_plan
 from diagonal.engine.decode import Video, decode, plans, rollout, spans
 from diagonal.engine.graphs import WIDTHS, Graphs, padded, tables
-from diagonal.engine.kernels.visibility import attend_reference
+from diagonal.engine.kernels.visibility import BLOCK, attend_reference, whole_blocks
 from diagonal.engine.runner import Eager, make_runner
-from diagonal.plan import Order
+from diagonal.plan import NONE, Order
 from tests.tiny import GREEDY, TINY, build, new_cache, random_prompt, sampler, tiny_config
 
 SCHEDULES = ["raster", "diagonal:k=1", "diagonal:k=2,d=3", "diagonal:k=1,d=1", "window:s=2"]
@@ -68,16 +69,22 @@ def test_windows_of_several_plans_share_one_runner() -> None:
 def test_tables_hold_every_step_once_at_its_width() -> None:
     plan = _plan(tiny_config("mcar/tiny"), "diagonal:k=1,d=1")
     found = tables(plan, torch.device("cpu"))
-    numbers = sorted(int(step) for table in found.values() for step in table.step)
-    assert numbers == list(range(1, len(plan.steps)))
+    seen = []
     for width, table in found.items():
-        assert width in WIDTHS and table.read.shape == (len(table.step), width)
-        for row, number in enumerate(table.step.flatten().tolist()):
-            step = plan.steps[number]
+        assert width in WIDTHS
+        for _ in range(len(table.rows)):
+            read, slot, write, number, count, blocks = table.next()
+            step = plan.steps[int(number)]
             size = len(step.read)
-            assert table.slot[row, :size].tolist() == step.slot.tolist()
-            assert (table.slot[row, size:] == step.slot[0]).all() and (table.read[row, size:] == step.read[0]).all()
-            assert padded(size) == width
+            seen.append(int(number))
+            assert read[:size].tolist() == step.read.tolist() and (read[size:] == step.read[0]).all()
+            assert slot[:size].tolist() == step.slot.tolist() and (slot[size:] == step.slot[0]).all()
+            assert [NONE if one == plan.layout.length else one for one in write[:size].tolist()] == step.write.tolist()
+            assert padded(size) == width == len(write)
+            fed = np.flatnonzero(plan.first_fed <= int(number))
+            assert blocks[: int(count)].tolist() == sorted({int(one) // BLOCK for one in fed})
+            assert sorted(blocks.tolist()) == list(range(whole_blocks(plan.layout.length) // BLOCK))
+    assert sorted(seen) == list(range(1, len(plan.steps)))
 
 
 def test_widths_are_rounded_up() -> None:

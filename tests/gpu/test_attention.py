@@ -160,7 +160,7 @@ def test_one_wave_of_programs_fills_the_gpu(shape: Shape, queries: int) -> None:
 
 def test_what_the_kernel_would_read_wrongly_is_refused() -> None:
     (q, k, v), seen = _case((1, 4, 2, 3, 64, 16), torch.float32)
-    wide = replace(seen, fed_L=seen.fed_L.long())
+    wide = replace(seen, fed_L=seen.fed_L.float())
     for given, message in [
         ((q, k[:, :, :-1], v, seen), "must be"),
         ((q, k[:, :, :40].contiguous(), v[:, :, :40].contiguous(), seen), "whole blocks"),

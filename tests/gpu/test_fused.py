@@ -60,6 +60,14 @@ def test_a_norm_rounds_as_its_plain_form() -> None:
     assert (found == wanted).float().mean() > 0.99
 
 
+def test_rows_are_taken_one_after_the_other() -> None:
+    rows, cursor = torch.arange(60, device=DEVICE).view(4, 15), torch.zeros(1, dtype=torch.long, device=DEVICE)
+    for number in range(4):
+        with poisoned():
+            row = _kernels().take_row(rows, cursor)
+        assert torch.equal(row, rows[number]) and int(cursor) == number + 1
+
+
 def _heads(shape: tuple[int, ...], normed: bool, dtype: torch.dtype) -> tuple[Heads, Tensor, Tensor]:
     batch, inputs, heads, kv_heads, width = shape
     torch.manual_seed(sum(shape))

@@ -14,11 +14,19 @@ from typing import Self
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from diagonal.engine.heads import Heads, joined
 from diagonal.plan import Entries
 
+# On wide calls over many keys cuDNN is the fastest by far; each number of keys is planned once and comes up many times.
+WIDE = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 BLOCK = 128  # inputs that FlexAttention takes at a time
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -51,10 +59,16 @@ def bias(mask_SL: Tensor, group: int, dtype: torch.dtype) -> Tensor:
     return added.repeat(group, 1)
 
 
+SlotMaker = Callable[[Tensor], tuple[Tensor, ...]]
+
+
 class Plain(ABC):
-    """What all memories without a kernel of their own share: heads are normed and rotated, then attended with."""
+    """What all memories of one call share: heads are normed and rotated, then attended with."""
 
     __slots__ = ()
+
+    def by_slot(self, make: SlotMaker, slots_S: Tensor) -> tuple[Tensor, ...]:
+        return make(slots_S)
 
     @abstractmethod
     def attend(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor: ...

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
+from diagonal.engine.attention import WIDE
 from diagonal.engine.protocols import ChunkSchedule, DiffusionModel, Rope, TextKV
-from diagonal.engine.window import KERNELS, WindowCache, WindowStep
+from diagonal.engine.window import WindowCache, WindowStep
 
 
 class Noise(Protocol):
@@ -227,7 +228,7 @@ class _Run:
         return (1 - share) * clean + share * noise
 
     def _velocity(self, x: Tensor, level: float, rope: Rope, memory: WindowStep) -> Tensor:
-        with sdpa_kernel(KERNELS, set_priority=True):
+        with sdpa_kernel(WIDE, set_priority=True):
             return self.model(x, level, self.text, rope, memory).float()
 
     def _done(self, clean: Tensor) -> None:

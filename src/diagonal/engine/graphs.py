@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diagonal.engine.attention import SlotMaker
 from diagonal.engine.cache import KVCache
 from diagonal.engine.heads import Heads, joined
 from diagonal.engine.kernels import ops
@@ -44,54 +45,39 @@ def padded(width: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All steps of one width, and which of them comes next."""
+    """All steps of one width W, and which of them comes next. A step is one row: what to read, the slots, where to
+    write (W numbers each), the number of the step in its plan, how many blocks of the cache hold anything written, and
+    the numbers of all blocks, those first."""
 
-    read: Tensor  # (N, W)
-    slot: Tensor
-    write: Tensor
-    step: Tensor  # (N, 1) int32: the number of the step in its plan
-    blocks: Tensor  # (N, all blocks of the cache) int32: first those that hold anything written
-    count: Tensor  # (N, 1) int32: so many
+    width: int
+    rows: Tensor  # (N, numbers of a step)
     cursor: Tensor  # (1,)
 
-    def next(self) -> tuple[Tensor, ...]:
-        """Read, slot, write, step, blocks and count at the cursor, gathered on the device; the cursor moves on."""
-        parts = (self.read, self.slot, self.write, self.step, self.blocks, self.count)
-        found = tuple(part.index_select(0, self.cursor)[0] for part in parts)
-        self.cursor.add_(1)
-        return found
+    def next(self) -> list[Tensor]:
+        """Read, slots, write, step, count and blocks at the cursor, on the device; the cursor moves on."""
+        row = ops(self.rows).take_row(self.rows, self.cursor)
+        sizes = [self.width] * 3 + [1, 1]
+        return list(row.split([*sizes, len(row) - sum(sizes)]))
 
 
 def tables(plan: Plan, device: torch.device) -> dict[int, Table]:
     """The steps of a plan but the first, which feeds the prompt, by padded width."""
-    groups: dict[int, list[int]] = defaultdict(list)
-    for index in range(1, len(plan.steps)):
-        groups[padded(len(plan.steps[index].read))].append(index)
+    groups: dict[int, list[IntArray]] = defaultdict(list)
     first_block = _first_fed_blocks(plan)
     unused = plan.layout.length  # where outputs go that nobody asked for
-
-    def rows(values: list[IntArray], width: int) -> Tensor:
-        whole = [np.concatenate([value, np.full(width - len(value), value[0])]) for value in values]
-        return torch.from_numpy(np.stack(whole)).to(device)
-
-    def column(values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=device)[:, None]
-
-    result = {}
-    for width, chosen in groups.items():
-        steps = [plan.steps[index] for index in chosen]
-        result[width] = Table(
-            read=rows([step.read for step in steps], width),
-            slot=rows([step.slot for step in steps], width),
-            write=rows([np.where(step.write == NONE, unused, step.write) for step in steps], width),
-            step=column(chosen),
-            blocks=torch.from_numpy(
-                np.stack([np.argsort(first_block > index, kind="stable") for index in chosen]).astype(np.int32)
-            ).to(device),
-            count=column([int(np.count_nonzero(first_block <= index)) for index in chosen]),
-            cursor=torch.zeros(1, dtype=torch.long, device=device),
+    for index, step in enumerate(plan.steps[1:], 1):
+        width = padded(len(step.read))
+        inputs = (step.read, step.slot, np.where(step.write == NONE, unused, step.write))
+        repeated = [np.concatenate([part, np.full(width - len(part), part[0])]) for part in inputs]
+        count = np.count_nonzero(first_block <= index)
+        blocks = np.argsort(first_block > index, kind="stable")
+        groups[width].append(np.concatenate([*repeated, [index, count], blocks]))
+    return {
+        width: Table(
+            width, torch.from_numpy(np.stack(rows)).to(device), torch.zeros(1, dtype=torch.long, device=device)
         )
-    return result
+        for width, rows in groups.items()
+    }
 
 
 def _first_fed_blocks(plan: Plan) -> IntArray:
@@ -109,9 +95,15 @@ class DeviceStep:
     cache: KVCache
     seen: Visibility
     attend: Attend
+    made: list[Tensor]  # rows for all slots of the cache, once they were asked for
 
     def layer(self, index: int) -> DeviceLayer:
         return DeviceLayer(self.cache.k[index], self.cache.v[index], self)
+
+    def by_slot(self, make: SlotMaker, slots_S: Tensor) -> tuple[Tensor, ...]:
+        if not self.made:
+            self.made.extend(make(torch.arange(self.cache.length, device=slots_S.device)))
+        return tuple(part.index_select(0, slots_S) for part in self.made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +140,7 @@ class Graphs:
         self._uploaded: dict[Plan, tuple[Tensor, dict[int, Table]]] = {}
         self._captured: dict[int, Any] = {}  # by the table that a graph reads
         self._pool: Any = None
+        self._by_slot: list[Tensor] = []
 
     def adopt(self, sampler: Sampler) -> None:
         """Go on with the seeds of another sampler of the same kind; what is captured stays."""
@@ -183,8 +176,9 @@ class Graphs:
 
     def _run(self, table: Table) -> None:
         """What is captured: everything that happens in a step."""
-        read, slot, write, step, blocks, count = table.next()
-        memory = DeviceStep(self._cache, Visibility(slot, self._fed_L, step, blocks, count), self._attend)
+        read, slot, write, step, count, blocks = table.next()
+        seen = Visibility(slot, self._fed_L, step, blocks, count)
+        memory = DeviceStep(self._cache, seen, self._attend, self._by_slot)
         logits_BSV = self._model(self._tokens_BL[:, read], slot, memory)
         self._tokens_BL.index_copy_(1, write, self._sampler(logits_BSV, write))
 

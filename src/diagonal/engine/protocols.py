@@ -59,6 +59,11 @@ class TokenMemory(Protocol):
         """The part of one layer."""
         ...
 
+    def by_slot(self, make: Callable[[Tensor], tuple[Tensor, ...]], slots_S: Tensor) -> tuple[Tensor, ...]:
+        """make(slots_S): what depends on the slots alone, one row for each, such as a rotation. A model asks once a
+        call; a memory that serves many calls makes it for all slots once, and picks the rows."""
+        ...
+
 
 class TokenModel(Protocol):
     """A causal transformer over token ids. Knows nothing of grids, schedules or caches."""

@@ -36,6 +36,7 @@ class Sampler:
     prefix: int
     generators: Sequence[torch.Generator]  # one per sample
     _uniform_BL: Tensor | None = None  # a number for each position of the window
+    _ids_2L: Tensor | None = None  # valid ids at each position: the first, and the end
 
     def begin(self, length: int) -> None:
         """Draw the random numbers of a window of so many positions, in place where there is room for them.
@@ -44,17 +45,20 @@ class Sampler:
         """
         if self._uniform_BL is None or self._uniform_BL.shape[1] < length:
             self._uniform_BL = torch.empty(len(self.generators), length, device=self.ids_U2.device)
+            positions = torch.arange(length, device=self.ids_U2.device)
+            self._ids_2L = self.ids_U2[(positions - self.prefix) % len(self.ids_U2)].t().contiguous()
         for row_L, generator in zip(self._uniform_BL, self.generators, strict=True):
             row_L[:length].uniform_(generator=generator)
 
     def __call__(self, logits_BSV: Tensor, positions_S: Tensor) -> Tensor:
-        if self._uniform_BL is None:
+        if self._uniform_BL is None or self._ids_2L is None:
             raise ValueError("no random numbers drawn yet; call begin(length) before the first step of a window")
         batch = len(logits_BSV)
-        low_S, high_S = self.ids_U2[(positions_S - self.prefix) % len(self.ids_U2)].unbind(-1)
-        uniform_R = self._uniform_BL[:, positions_S].flatten()
+        ids_2S = self._ids_2L.index_select(1, positions_S)
+        low_R, high_R = ids_2S if batch == 1 else ids_2S.repeat(1, batch)
+        uniform_R = self._uniform_BL.index_select(1, positions_S).flatten()
         draw = _draw(logits_BSV.device)
-        drawn_R = draw(logits_BSV.flatten(0, 1), low_S.repeat(batch), high_S.repeat(batch), uniform_R, self.sampling)
+        drawn_R = draw(logits_BSV.flatten(0, 1), low_R, high_R, uniform_R, self.sampling)
         return drawn_R.view(batch, -1)
 
 

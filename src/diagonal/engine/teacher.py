@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
-from diagonal.engine.attention import Full
+from diagonal.engine.attention import WIDE, Full
 from diagonal.engine.protocols import DiffusionModel
-from diagonal.engine.window import KERNELS
 
 
 def unipc(steps: int, shift: float, device: torch.device) -> Any:
@@ -41,7 +40,7 @@ def sample_whole(
     text, negative = model.embed_text(text_BLC), model.embed_text(negative_BLC)
     x = noise_BFCHW
     for level in scheduler.timesteps:
-        with sdpa_kernel(KERNELS, set_priority=True):
+        with sdpa_kernel(WIDE, set_priority=True):
             with_it, without = (model(x, level.reshape(1, 1), one, rope, Full()).float() for one in (text, negative))
         x = scheduler.step(without + guidance * (with_it - without), level, x, return_dict=False)[0]
     if not bool(torch.isfinite(x).all()):

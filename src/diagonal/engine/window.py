@@ -18,17 +18,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend
 
 from diagonal.engine.protocols import CacheSpec
-
-# On wide calls over many keys cuDNN is the fastest by far; each number of keys is planned once and comes up many times.
-KERNELS = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,20 +251,25 @@ class Cosmos(nn.Module):
     ) -> Tensor:
         """Logits. Without `text` (from `context`) the text layers add nothing, as with a text of zeros only."""
         x_BSM = self.embed(tokens_BS)
-        places_3S, inside_S = self.config.places(slots_S)
-        rope = rope_3d(places_3S, self.config)
-        table_SM = None
-        if self.config.text:
-            # The published models always had this table in bfloat16; the start token has none.
-            table_SM = (sines_3d(places_3S, self.config.width) * inside_S[:, None]).bfloat16().to(x_BSM.dtype)
+        cos, sin, *tables = memory.by_slot(self._positions, slots_S)
         for index, block in enumerate(self.blocks):
-            if table_SM is not None:
+            for table_SM in tables:
                 x_BSM = x_BSM + table_SM
-            x_BSM = block(x_BSM, rope, memory.layer(index), None if text is None else text[index])
+            x_BSM = block(x_BSM, (cos, sin), memory.layer(index), None if text is None else text[index])
         if keep is not None:
             x_BSM = x_BSM[:, keep]
         logits: Tensor = self.head(self.norm(x_BSM))
         return logits
+
+    def _positions(self, slots_S: Tensor) -> tuple[Tensor, ...]:
+        """The rotation of each slot (cos and sin); with text, also its absolute position (S, M), for every layer."""
+        places_3S, inside_S = self.config.places(slots_S)
+        rope = rope_3d(places_3S, self.config)
+        if not self.config.text:
+            return rope
+        # The published models always had this table in bfloat16; the start token has none.
+        table_SM = (sines_3d(places_3S, self.config.width) * inside_S[:, None]).bfloat16()
+        return *rope, table_SM.to(self.embed.weight.dtype)
 
     def context(self, text_BLC: Tensor) -> TextKV:
         """What every layer needs of a text's embeddings, in the dtype of the weights."""

@@ -119,9 +119,12 @@ class MCAR(nn.Module):
         config = self.config
         return CacheSpec(config.layers, config.kv_heads, config.head_dim, config.heads // config.kv_heads)
 
+    def _rope(self, slots_S: Tensor) -> Rope:
+        return rope_1d(slots_S, self.config.head_dim, self.config.theta)
+
     def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: TokenMemory, keep: Tensor | None = None) -> Tensor:
         x_BSM = self.embed(tokens_BS)
-        rope = rope_1d(slots_S, self.config.head_dim, self.config.theta)
+        rope = memory.by_slot(self._rope, slots_S)
         for index, block in enumerate(self.blocks):
             x_BSM = block(x_BSM, rope, memory.layer(index))
         if keep is not None:

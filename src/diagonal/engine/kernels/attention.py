@@ -24,6 +24,7 @@ from torch import Tensor
 from diagonal.engine.kernels.visibility import BLOCK, Visibility
 
 HEAD_DIMS = (16, 32, 64, 128)
+WHOLE = (torch.int32, torch.int64)
 MAX_ROWS = 64  # in one tile
 MAX_PARTS = 64  # one merging program holds a row of all parts at once: 64 * 128 floats
 
@@ -114,12 +115,11 @@ def _check(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> 
     if len(seen.slots_S) != queries or len(seen.fed_L) != length:
         given = f"{len(seen.slots_S)} slots and {len(seen.fed_L)} fed steps"
         raise ValueError(f"{given} given for {queries} queries and {length} keys; there must be one of each")
-    numbers = {"fed_L": seen.fed_L, "step": seen.step, "blocks": seen.blocks, "count": seen.count}
-    wrong = [name for name, tensor in numbers.items() if tensor.dtype != torch.int32]
-    if wrong or not (seen.slots_S.is_contiguous() and seen.fed_L.is_contiguous() and seen.blocks.is_contiguous()):
-        raise ValueError(
-            f"{wrong or 'strided slots_S, fed_L or blocks'} given; they must be contiguous, and int32 but for slots_S"
-        )
+    names = ("slots_S", "fed_L", "step", "blocks", "count")
+    numbers = dict(zip(names, (seen.slots_S, seen.fed_L, seen.step, seen.blocks, seen.count), strict=True))
+    wrong = [name for name, one in numbers.items() if one.dtype not in WHOLE or not one.is_contiguous()]
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)} given otherwise; they must be contiguous, of int32 or int64")
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -158,17 +158,18 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     q_at = q + batch * q_batch + head_of_row * q_head + query.to(tl.int64) * q_query
     q_RD = tl.load(q_at[:, None] + column, mask=real[:, None], other=0.0)
     slot = tl.load(slots + query, mask=real, other=-1).to(tl.int32)
-    now = tl.load(step)
+    now = tl.load(step).to(tl.int32)
 
     # The parts share the rounds evenly.
-    rounds, parts = tl.load(count) * (BLOCK // KEYS), tl.num_programs(2)
+    rounds, parts = tl.load(count).to(tl.int32) * (BLOCK // KEYS), tl.num_programs(2)
     k += head * L * D
     v += head * L * D
     top = tl.full([ROWS], -1.0e30, tl.float32)  # finite: with nothing seen so far, weights are 0 and not NaN
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, D], tl.float32)
     for number in range(rounds * part // parts, rounds * (part + 1) // parts):
-        start = tl.load(blocks + number // (BLOCK // KEYS)) * BLOCK + number % (BLOCK // KEYS) * KEYS
+        block = tl.load(blocks + number // (BLOCK // KEYS)).to(tl.int32)
+        start = block * BLOCK + number % (BLOCK // KEYS) * KEYS
         key = start + tl.arange(0, KEYS)
         written = tl.load(fed + key) <= now
         at = key[:, None] * D + column

@@ -51,6 +51,14 @@ def gelu(x: Tensor) -> Tensor:
     return out
 
 
+def take_row(rows_NR: Tensor, cursor: Tensor) -> Tensor:
+    """The row at the cursor, which moves on."""
+    row_R = torch.empty_like(rows_NR[0])
+    width = len(row_R)
+    _take_row[(1,)](rows_NR, cursor, row_R, width, triton.next_power_of_2(width))
+    return row_R
+
+
 def remember(heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: Tensor) -> Tensor:
     """Norm and rotate queries and keys, write keys and values to their slots, and return the queries (B, H, S, D).
 
@@ -89,6 +97,16 @@ def _check(qkv: Tensor, heads: Heads, caches: tuple[Tensor, Tensor], slots_S: Te
             raise ValueError(f"{name}: shape {tuple(part.shape)} given; contiguous {(inputs, width)} is needed")
     if slots_S.shape != (inputs,) or slots_S.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"slots: {tuple(slots_S.shape)} of {slots_S.dtype} given; {inputs} whole numbers are needed")
+
+
+@triton.jit
+def _take_row(rows, cursor, out, width, BLOCK: tl.constexpr):
+    """One program, for the cursor must not move before all have read it."""
+    number = tl.load(cursor)
+    column = tl.arange(0, BLOCK)
+    tl.store(out + column, tl.load(rows + number * width + column, mask=column < width), mask=column < width)
+    tl.debug_barrier()
+    tl.store(cursor, number + 1)
 
 
 @triton.jit

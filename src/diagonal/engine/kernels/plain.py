@@ -7,7 +7,7 @@ from torch import Tensor
 
 from diagonal.engine.heads import Heads, rms_norm
 
-__all__ = ["gelu", "layer_norm", "remember", "rms_norm", "silu_mul"]
+__all__ = ["gelu", "layer_norm", "remember", "rms_norm", "silu_mul", "take_row"]
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -24,6 +24,13 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def gelu(x: Tensor) -> Tensor:
     """The tanh form of GELU."""
     return F.gelu(x, approximate="tanh")
+
+
+def take_row(rows_NR: Tensor, cursor: Tensor) -> Tensor:
+    """The row at the cursor, which moves on."""
+    row_R = rows_NR.index_select(0, cursor)[0]
+    cursor.add_(1)
+    return row_R
 
 
 def remember(heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: Tensor) -> Tensor:

@@ -22,10 +22,10 @@ def whole_blocks(length: int) -> int:
 class Visibility:
     """The rule of one step. All of it lies on the device, so that a captured graph serves every step of its width.
 
-    `slots_S` (int32 or int64) is the slot of each query; a negative one marks a padding row, which sees nothing.
-    `fed_L` (int32) is the step that first writes each slot, and `step` (int32, one element) the current one: a query
-    sees the slots up to its own that were written. `blocks` (int32) begins with the numbers of all blocks of slots that
-    hold any written one, `count` (int32, one element) says how many they are: the others are never read.
+    `slots_S` is the slot of each query; a negative one marks a padding row, which sees nothing. `fed_L` is the step
+    that first writes each slot, and `step` (one element) the current one: a query sees the slots up to its own that
+    were written. `blocks` begins with the numbers of all blocks of slots that hold any written one, and `count` (one
+    element) says how many they are: the others are never read. All are whole numbers of 32 or 64 bits.
     """
 
     slots_S: Tensor
