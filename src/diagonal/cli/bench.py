@@ -46,8 +46,12 @@ def bench(
     repeat: Annotated[int, typer.Option(min=1, help="Runs that are measured.")] = 3,
     warmup: Annotated[int, typer.Option(min=1, help="Runs before them that are not.")] = 1,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Measure so many steps after the first; FPS is then derived.")
+        int | None,
+        typer.Option(min=1, help="Measure at most so many steps after the first; FPS of longer plans is derived."),
     ] = None,
+    compile_tokenizer: Annotated[
+        bool, typer.Option("--compile-tokenizer", help="Compile the decoding to pixels (torch.compile).")
+    ] = False,
     no_tokenizer: Annotated[bool, typer.Option("--no-tokenizer", help="Leave out the decoding to pixels.")] = False,
     compare: Annotated[
         tuple[str, str] | None,
@@ -69,7 +73,11 @@ def bench(
         if path is not None:
             check_target(path, suffix)
     settings = Settings(frames, known, repeat, warmup, steps, not no_tokenizer)
-    cases = _measure(_cases(groups, model, (weights, tokenizer), device), settings)
+    made = _cases(groups, model, (weights, tokenizer), device)
+    if compile_tokenizer:
+        for world in {id(case.world): case.world for group in made for case in group}.values():
+            world.compile_tokenizer()
+    cases = _measure(made, settings)
     result: dict[str, Any] = {"kind": "bench", "command": " ".join(["diagonal", *sys.argv[1:]]), "cases": cases}
     if compare is not None:
         result["compare"] = _compared(*cases)
