@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.attention import sdpa_kernel
 
-from diagonal.engine.attention import WIDE, SlotMaker, attend, causal
+from diagonal.engine.attention import SlotMaker, attend, causal
 from diagonal.engine.heads import Heads, joined
 from diagonal.engine.kernels import ops
 from diagonal.engine.kernels.visibility import whole_blocks
@@ -74,8 +73,5 @@ class CacheLayer:
     def _mixed(self, q_BHSD: Tensor) -> Tensor:
         extent, q = self.step.extent, q_BHSD.to(self.k.dtype)
         k, v = self.k[:, :, :extent], self.v[:, :, :extent]
-        if not self.step.raster:
-            return attend(q, k, v, self.step.mask).to(q_BHSD.dtype)
-        # A prompt has the same length again and again: worth the plan that cuDNN makes for it.
-        with sdpa_kernel(WIDE, set_priority=True):
-            return causal(q, k, v).to(q_BHSD.dtype)
+        mixed = causal(q, k, v) if self.step.raster else attend(q, k, v, self.step.mask)
+        return mixed.to(q_BHSD.dtype)
