@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from diagonal.diffusion import VideoModel as VideoModel
     from diagonal.engine.protocols import Sampling as Sampling
     from diagonal.grid import Grid as Grid
     from diagonal.grid import Layout as Layout
+    from diagonal.parts import Weights as Weights
     from diagonal.pipeline import Free as Free
     from diagonal.pipeline import World as World
     from diagonal.pipeline import load as load
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from diagonal.plan import StandIn as StandIn
     from diagonal.plan import Step as Step
     from diagonal.plan import make_plan as make_plan
+    from diagonal.request import Request as Request
     from diagonal.schedules.decoding.diagonal import Diagonal as Diagonal
     from diagonal.schedules.decoding.raster import Raster as Raster
     from diagonal.schedules.decoding.window import Window as Window
@@ -40,6 +43,9 @@ _HOMES = {
     **dict.fromkeys(("Order", "Plan", "StandIn", "Step", "make_plan"), "plan"),
     **dict.fromkeys(("Free", "World", "load"), "pipeline"),
     "Clip": "stream",
+    "Request": "request",
+    "VideoModel": "diffusion",
+    "Weights": "parts",
     "Sampling": "engine.protocols",
     "Diagonal": "schedules.decoding.diagonal",
     "Raster": "schedules.decoding.raster",
@@ -54,9 +60,12 @@ __all__ = [
     "Order",
     "Plan",
     "Raster",
+    "Request",
     "Sampling",
     "StandIn",
     "Step",
+    "VideoModel",
+    "Weights",
     "Window",
     "World",
     "load",

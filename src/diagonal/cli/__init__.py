@@ -52,8 +52,11 @@ def make_order(spec: str, stand_in: StandIn, refeed: bool) -> Order:
 
 def load_world(model: str, weights: str | None, tokenizer: str | None, device: str, dtype: str = "float32") -> World:
     """The library's `load`, with a remark where the weights are random."""
+    from diagonal.engine.protocols import token_variant
+    from diagonal.names import find
     from diagonal.pipeline import find_dtype, load
 
+    token_variant(find("models", model), model)
     world = load(model, weights, tokenizer=tokenizer, device=device, dtype=find_dtype(dtype, device))
     if world.weights == "random":
         err.print(f"[yellow]{model} has random weights: speed is real, the pictures are noise.[/]")

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
-from diagonal.engine.protocols import ChunkSchedule, DiffusionModel, Rope, TextKV
+from diagonal.engine.protocols import DiffusionModel, Rope, TextKV
 from diagonal.engine.window import KERNELS, WindowCache, WindowStep
+from diagonal.schedules.denoising import ChunkSchedule
 
 
 class Noise(Protocol):
