@@ -254,7 +254,10 @@ def load(  # type: ignore[overload-overlap]  # these names are not of worlds, wh
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = torch.float32,
     seed: int = 0,
-) -> VideoModel: ...
+) -> VideoModel:
+    """A diffusion model."""
+
+
 @overload
 def load(
     name: str,
@@ -264,7 +267,10 @@ def load(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = torch.float32,
     seed: int = 0,
-) -> World: ...
+) -> World:
+    """A token model."""
+
+
 def load(
     name: str,
     weights: str | Path | Weights | None = None,

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,9 +59,25 @@ def load_world(model: str, weights: str | None, tokenizer: str | None, device: s
 
     token_variant(find("models", model), model)
     world = load(model, weights, tokenizer=tokenizer, device=device, dtype=find_dtype(dtype, device))
-    if world.weights == "random":
-        err.print(f"[yellow]{model} has random weights: speed is real, the pictures are noise.[/]")
+    remark_random(model, world.weights)
     return world
+
+
+def remark_random(model: str, weights: str) -> None:
+    """Say so where nothing was trained."""
+    if weights == "random":
+        err.print(f"[yellow]{model} has random weights: speed is real, the pictures are noise.[/]")
+
+
+def refuse(context: typer.Context, names: Collection[str], why: str) -> None:
+    """Options that were given but would have no effect are not taken silently."""
+    idle = []
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            idle.append(f"--{name.replace('_', '-')}")
+    if idle:
+        raise ValueError(f"{', '.join(idle)} cannot go with {why}; leave it out")
 
 
 def progress_bar(unit: str) -> Progress:
