@@ -129,9 +129,7 @@ class VideoModel:
         codec = self.vae if decoder == VAE else self.preview
         if codec is None:
             what = f"the file {VAE_FILE}, or a folder with it" if decoder == VAE else "TAEHV's file, taew2_1.pth"
-            raise ValueError(
-                f"{self.weights} came without the decoder {decoder!r}; load it too ({decoder}=...): {what}"
-            )
+            raise ValueError(f"{self.weights} came without {decoder!r}; name it in Weights({decoder}=...): {what}")
         return codec
 
     def _given(self, request: Request) -> Tensor | None:

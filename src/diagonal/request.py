@@ -80,9 +80,7 @@ class Request:
         if given:
             raise ValueError(f"{given[0]} given; only the preset wan has guidance and steps: others have a schedule")
         if self.num_frames is None and preset.window_frames is None:
-            raise ValueError(
-                f"num_frames is needed: a video without end needs a window, as {_named(rolling=True)} have"
-            )
+            raise ValueError(f"num_frames is needed: without end there must be a window, as of {_named(rolling=True)}")
         return preset
 
     def _whole(self, preset: Preset) -> Preset:
@@ -134,9 +132,7 @@ def latent_size(height: int, width: int, patch: int, side: int) -> tuple[int, in
     for name, value in (("height", height), ("width", width)):
         if value % step or value < step:
             below = max(step, value // step * step)
-            raise ValueError(
-                f"{name}={value} given; it must be a multiple of {step}, such as {below} or {below + step}"
-            )
+            raise ValueError(f"{name}={value} given; it must be a multiple of {step}: {below} or {below + step}")
     return height // patch, width // patch
 
 

@@ -142,7 +142,6 @@ def _print(run: Run, shared: Mapping[str, Any], session: Session) -> None:
     out.print(table)
     for change in session.changes:
         out.print(f"from chunk {change.applied_at} on: {change.prompt}", markup=False)
-    out.print(
-        f"{run.frames} frames of {shared['model']} ({shared['weights']} weights) in {shared['out']}", markup=False
-    )
+    made = f"{run.frames} frames of {shared['model']} ({shared['weights']} weights) in {shared['out']}"
+    out.print(f"{made}; {shared['preset']}, {shared['schedule']}", markup=False)
     out.print("[dim]seconds: all model calls and the decoding of frames to pixels; loading and the text not counted[/]")
