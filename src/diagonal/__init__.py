@@ -8,6 +8,11 @@ step; `make_plan` derives what is fed and sampled when; one loop runs every plan
     import diagonal
     world = diagonal.load("mcar/tiny")
     for frame in world.stream(prompt, actions, schedule="diagonal:k=1"): ...
+
+Causal diffusion does the same with chunks of frames and their denoising steps:
+
+    model = diagonal.load("wan/tiny")
+    for chunk in model.stream("a red cat", num_frames=81, schedule="4322222"): ...
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,8 @@ class VideoModel:
         )
 
         def chunks(text: Text) -> Iterator[Chunk]:
-            on = self.device.type == "cuda" if request.compile is None else request.compile
+            able = self.device.type == "cuda" and find_spec("triton") is not None
+            on = able if request.compile is None else request.compile
             self.model.compile_parts(chunk_frames if on else None)
             return denoise(self.model, self._cache(how, frames, size), settings, text, frames, known)
 
