@@ -40,6 +40,7 @@ class Steps:
 
     table: tuple[tuple[float, ...], ...]
     context: float | None = None
+    shift: float = 5.0
 
     def levels(self, chunk: int) -> tuple[float, ...]:
         return self.table[min(chunk, len(self.table) - 1)]
@@ -69,6 +70,7 @@ class Recorder:
     def __init__(self, model: Any) -> None:
         self.model, self.config, self.cache_spec = model, model.config, model.cache_spec
         self.embed_text, self.rope, self.rotate = model.embed_text, model.rope, model.rotate
+        self.compile_parts = model.compile_parts
         self.flows: list[Tensor] = []
         self.x0s: list[Tensor] = []
 

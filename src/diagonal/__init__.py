@@ -8,6 +8,11 @@ step; `make_plan` derives what is fed and sampled when; one loop runs every plan
     import diagonal
     world = diagonal.load("mcar/tiny")
     for frame in world.stream(prompt, actions, schedule="diagonal:k=1"): ...
+
+Causal diffusion does the same with chunks of frames and their denoising steps:
+
+    model = diagonal.load("wan/tiny")
+    for chunk in model.stream("a red cat", num_frames=81, schedule="4322222"): ...
 """
 
 from __future__ import annotations
@@ -18,9 +23,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from diagonal.diffusion import VideoModel as VideoModel
     from diagonal.engine.protocols import Sampling as Sampling
     from diagonal.grid import Grid as Grid
     from diagonal.grid import Layout as Layout
+    from diagonal.parts import Weights as Weights
     from diagonal.pipeline import Free as Free
     from diagonal.pipeline import World as World
     from diagonal.pipeline import load as load
@@ -29,6 +36,7 @@ if TYPE_CHECKING:
     from diagonal.plan import StandIn as StandIn
     from diagonal.plan import Step as Step
     from diagonal.plan import make_plan as make_plan
+    from diagonal.request import Request as Request
     from diagonal.schedules.decoding.diagonal import Diagonal as Diagonal
     from diagonal.schedules.decoding.raster import Raster as Raster
     from diagonal.schedules.decoding.window import Window as Window
@@ -40,6 +48,9 @@ _HOMES = {
     **dict.fromkeys(("Order", "Plan", "StandIn", "Step", "make_plan"), "plan"),
     **dict.fromkeys(("Free", "World", "load"), "pipeline"),
     "Clip": "stream",
+    "Request": "request",
+    "VideoModel": "diffusion",
+    "Weights": "parts",
     "Sampling": "engine.protocols",
     "Diagonal": "schedules.decoding.diagonal",
     "Raster": "schedules.decoding.raster",
@@ -54,9 +65,12 @@ __all__ = [
     "Order",
     "Plan",
     "Raster",
+    "Request",
     "Sampling",
     "StandIn",
     "Step",
+    "VideoModel",
+    "Weights",
     "Window",
     "World",
     "load",

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from diagonal.engine.kernels.visibility import whole_blocks
-from diagonal.engine.protocols import CacheSpec, Variant
+from diagonal.engine.protocols import CacheSpec, DiffusionVariant, Variant
 from diagonal.names import find
 from diagonal.plan import Plan
 
@@ -64,6 +64,36 @@ def estimate(variant: Variant, plans: Sequence[Plan], batch: int, dtype: torch.d
         tokenizer=_numbers(tokenizer) * dtype.itemsize,
         cache=2 * spec.layers * batch * spec.kv_heads * slots * spec.head_dim * dtype.itemsize,
         activations=max(_activations(model, plan, batch, dtype.itemsize) for plan in plans),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class VideoEstimate:
+    """Bytes of the parts of a diffusion model that stay while a video is made; what a call or a decoded piece needs
+    for itself comes on top."""
+
+    transformer: int
+    cache: int
+    text: int  # keys and values of the prompt
+    vae: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.transformer + self.cache + self.text + self.vae
+
+
+def estimate_video(variant: DiffusionVariant, cached: int, dtype: torch.dtype) -> VideoEstimate:
+    """The memory of a diffusion model with so many tokens in its cache."""
+    with torch.device("meta"):
+        model, vae = variant.config.build(), find("tokenizers", variant.vae).build()
+    spec = cast(CacheSpec, model.cache_spec)
+    token = 2 * spec.layers * spec.kv_heads * spec.head_dim * dtype.itemsize
+    return VideoEstimate(
+        transformer=_numbers(model) * dtype.itemsize,
+        cache=cached * token,
+        text=variant.config.text_length * token,
+        vae=_numbers(vae) * dtype.itemsize,
     )
 
 

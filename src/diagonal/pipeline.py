@@ -13,25 +13,30 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, overload
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from diagonal import diffusion
 from diagonal import weights as checkpoint
+from diagonal.devices import check_device as check_device
+from diagonal.devices import find_dtype as find_dtype
+from diagonal.diffusion import VideoModel
 from diagonal.engine.decode import Video, plans, spans
-from diagonal.engine.protocols import ActionSpace, Sampling, Variant, token_variant
+from diagonal.engine.protocols import ActionSpace, DiffusionVariant, Sampling, Variant
 from diagonal.engine.runner import Runners
 from diagonal.engine.sampler import Sampler
 from diagonal.grid import Grid, Layout
 from diagonal.names import find
+from diagonal.parts import Weights
 from diagonal.plan import Order
 from diagonal.schedules.decoding import Schedule
 from diagonal.stream import Clip, Stream
 from diagonal.video import VideoArray
 
-RANDOM, EMBEDDED = "random", "embedded"
+EMBEDDED = "embedded"
 ASSETS = Path(__file__).parent / "assets"
 UNKNOWN = -1  # a cell that is not decoded yet
 
@@ -248,23 +253,67 @@ class World:
         return ids.reshape(batch, count, config.suffix)
 
 
+@overload
+def load(  # type: ignore[overload-overlap]  # these names are not of worlds, which a type of all others cannot say
+    name: Literal["wan/1.3b", "wan/14b", "wan/tiny"],
+    weights: str | Path | Weights | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = torch.float32,
+    seed: int = 0,
+) -> VideoModel:
+    """A diffusion model."""
+
+
+@overload
 def load(
     name: str,
-    weights: str | Path | None = None,
+    weights: str | Path | Weights | None = None,
     *,
     tokenizer: str | Path | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = torch.float32,
     seed: int = 0,
 ) -> World:
-    """A world by name, with weights from a file, a folder or a hub id; `weights="random"` needs none.
+    """A token model."""
 
-    `tokenizer` names a file of its own for the tokenizer, where the checkpoint has none. `dtype=None` leaves the
-    weights as they are stored. `seed` is that of random weights: as the modules initialise themselves for float32 on a
-    CPU, and otherwise drawn on the device in the dtype, so that a large model is never held twice. The two differ.
+
+def load(
+    name: str,
+    weights: str | Path | Weights | None = None,
+    *,
+    tokenizer: str | Path | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = torch.float32,
+    seed: int = 0,
+) -> World | VideoModel:
+    """A model by name, with weights from a file, a folder or a hub id; `weights="random"` needs none.
+
+    `tokenizer` names a file of its own for the tokenizer, where the checkpoint has none; the parts of a diffusion model
+    are named in `Weights`. `dtype=None` leaves the weights as they are stored. `seed` is that of random weights: as the
+    modules initialise themselves for float32 on a CPU, and otherwise drawn on the device in the dtype, so that a large
+    model is never held twice. The two differ.
     """
-    variant = token_variant(find("models", name), name)
-    device = check_device(device)
+    found = find("models", name)
+    if isinstance(found, DiffusionVariant):
+        if tokenizer is not None:
+            raise ValueError(f"tokenizer given; {name} has a VAE in its place: weights=Weights(..., vae=...)")
+        return diffusion.load(name, weights, device=device, dtype=dtype, seed=seed)
+    if isinstance(weights, Weights):
+        raise ValueError(f"Weights given; {name} is a token model: give weights, and a tokenizer where it is apart")
+    return _load_world(name, found, weights, tokenizer, (check_device(device), dtype), seed)
+
+
+def _load_world(
+    name: str,
+    variant: Variant,
+    weights: str | Path | None,
+    tokenizer: str | Path | None,
+    place: tuple[torch.device, torch.dtype | None],
+    seed: int,
+) -> World:
+    """A token model with its tokenizer, on a device and in a dtype."""
+    device, dtype = place
     label = str(weights)
     if weights is None and variant.embedded:
         label, weights = EMBEDDED, ASSETS / variant.embedded
@@ -274,14 +323,14 @@ def load(
             'weights="random" runs it untrained, for speed only'
         )
     network = find("tokenizers", variant.tokenizer)
-    if weights is None or str(weights) == RANDOM:
+    if weights is None or str(weights) == checkpoint.RANDOM:
         plain = device.type == "cpu" and dtype in (None, torch.float32)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            world = World(name, variant, network, RANDOM, "cpu" if plain else "meta")
+            world = World(name, variant, network, checkpoint.RANDOM, "cpu" if plain else "meta")
             if not plain:
                 world.tokenizer = network.build()  # small, and it may keep tables that it computes
-                _randomise(world.model, device, dtype, seed)
+                checkpoint.randomise(world.model, device, dtype, seed)
     else:
         state = checkpoint.read(weights)
         separate = None if tokenizer is None else checkpoint.read(tokenizer)
@@ -294,46 +343,6 @@ def load(
     for module in (world.model, world.tokenizer):
         module.to(device=device, dtype=dtype).eval().requires_grad_(False)
     return world
-
-
-def find_dtype(name: str, device: torch.device | str) -> torch.dtype:
-    """float32, bfloat16, or for 'auto' the one that the device computes fastest."""
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    if name in known:
-        return known[name]
-    if name != "auto":
-        raise ValueError(f"dtype {name!r} is not known; write {', '.join(known)} or auto")
-    if check_device(device).type == "cuda":
-        return torch.bfloat16
-    try:
-        abilities = torch.cpu.get_capabilities()
-    except AttributeError:  # PyTorch before 2.10
-        return torch.float32
-    return torch.bfloat16 if abilities.get("avx512_bf16") or abilities.get("amx_bf16") else torch.float32
-
-
-def check_device(name: torch.device | str) -> torch.device:
-    """A device that this machine has."""
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device {name!r} is not known; write cpu, cuda, cuda:1 or mps") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r} asked for, but this PyTorch sees no CUDA GPU; use cpu")
-    return device
-
-
-def _randomise(model: nn.Module, device: torch.device, dtype: torch.dtype | None, seed: int) -> None:
-    """Draw the weights of a model on the meta device where they are to be: norms are 1, biases 0, and the rows of a
-    matrix have length 1 on average, so that activations keep their size."""
-    model.to(dtype=dtype).to_empty(device=device)
-    generator = torch.Generator(device).manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 1:
-                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-            else:
-                parameter.normal_(std=parameter[0].numel() ** -0.5, generator=generator)
 
 
 def _fill(world: World, state: checkpoint.State, separate: checkpoint.State | None) -> None:

@@ -7,6 +7,7 @@ Frames are latent frames here: the first is one frame of the video, each later o
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,9 +86,14 @@ PRESETS = {
 
 
 def find(name: str) -> Preset:
-    """The preset of this name."""
+    """The preset of this name, or of a YAML file; what the file says beside it is named in a warning."""
+    if name.endswith((".yaml", ".yml")):
+        preset, elsewhere = read_yaml(name)
+        if elsewhere:
+            warnings.warn(f"{name} also gives {', '.join(elsewhere)}, no part of a preset: give it too", stacklevel=2)
+        return preset
     if name not in PRESETS:
-        raise ValueError(f"no preset is called {name!r}; known: {', '.join(PRESETS)}")
+        raise ValueError(f"no preset is called {name!r}; known: {', '.join(PRESETS)}, or a YAML file")
     return PRESETS[name]
 
 

@@ -32,6 +32,7 @@ from diagonal.files import atomic
 
 KEY = "prompt_embeds"  # names the embeddings where a file may hold several tensors, as in diffusers
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+HASH = "hash"  # the source of an encoder that knows no language: each word is its own random vector
 MAX_BYTES = 2**28  # of embeddings in a file; 512 rows of width 4096 in float64 have 2**24
 
 
@@ -47,11 +48,13 @@ class Encoder:
     width: int
     dtype: torch.dtype = torch.bfloat16
     tidy: bool = False  # texts are cleaned first, as they were for the model that reads the embeddings
+    folders: tuple[str, str] = ("", "")  # of the tokenizer and of the encoder within the source
 
 
 ENCODERS = {
     "t5-11b": Encoder("google-t5/t5-11b", length=512, width=1024),
     "umt5-xxl": Encoder("google/umt5-xxl", length=512, width=4096, tidy=True),
+    "hash": Encoder(HASH, length=16, width=48, dtype=torch.float32, tidy=True),  # for tests and demonstrations
 }
 
 
@@ -67,6 +70,8 @@ def embed(
     if isinstance(texts, str) or not texts:
         raise ValueError(f"texts are {texts!r}; a list of at least one is needed")
     texts = [tidied(text) for text in texts] if encoder.tidy else texts
+    if encoder.source == HASH:
+        return torch.stack([_hashed(text, encoder) for text in texts]).to(device)
     folder = _user_cache() if cache is None else Path(cache).expanduser()
     folder.mkdir(parents=True, exist_ok=True)  # before the work: a folder that cannot be written is known at once
     files = {text: folder / f"{_key(encoder, text)}.safetensors" for text in texts}
@@ -140,6 +145,17 @@ def _cached(path: Path, encoder: Encoder) -> Tensor | None:
     return rows_LC if fits else None
 
 
+def _hashed(text: str, encoder: Encoder) -> Tensor:
+    """Embeddings (length, width) of a text's words, one row each, by their hashes."""
+    words = text.split()
+    _check_length(text, len(words), encoder)
+    rows_LC = torch.zeros(encoder.length, encoder.width, dtype=encoder.dtype)
+    for row_C, word in zip(rows_LC, words, strict=False):
+        seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:7])
+        row_C.normal_(generator=torch.Generator().manual_seed(seed))
+    return rows_LC
+
+
 def _encode(texts: Sequence[str], encoder: Encoder, device: torch.device) -> list[Tensor]:
     """Embeddings (length, width) of each text, on the CPU.
 
@@ -155,7 +171,8 @@ def _encode(texts: Sequence[str], encoder: Encoder, device: torch.device) -> lis
     original = umt5.find(encoder.source)
     with _loading(encoder):
         tokens = umt5.tokenizer(original) if original else _source(encoder)
-        tokenizer: Any = AutoTokenizer.from_pretrained(tokens, trust_remote_code=False)
+        place = encoder.folders[0]
+        tokenizer: Any = AutoTokenizer.from_pretrained(tokens, subfolder=place, trust_remote_code=False)
     ids = [_ids(tokenizer, text, encoder) for text in texts]  # what is too long is refused before the long load
     with _loading(encoder):
         model = umt5.load(original, encoder.dtype) if original else _published(encoder)
@@ -170,6 +187,7 @@ def _published(encoder: Encoder) -> Any:
 
     model, report = AutoModelForTextEncoding.from_pretrained(
         _source(encoder),
+        subfolder=encoder.folders[1],
         dtype=encoder.dtype,
         weights_only=True,
         trust_remote_code=False,
@@ -204,12 +222,16 @@ def _loading(encoder: Encoder) -> Iterator[None]:
 
 def _ids(tokenizer: Any, text: str, encoder: Encoder) -> list[int]:
     ids: list[int] = tokenizer(text, verbose=False).input_ids
-    if len(ids) > encoder.length:
+    _check_length(text, len(ids), encoder)
+    return ids
+
+
+def _check_length(text: str, count: int, encoder: Encoder) -> None:
+    if count > encoder.length:
         raise ValueError(
-            f"the text that begins with {text[:40]!r} has {len(ids)} tokens; {encoder.length} are allowed. "
+            f"the text that begins with {text[:40]!r} has {count} tokens; {encoder.length} are allowed. "
             "Shorten it: nothing is cut off"
         )
-    return ids
 
 
 @torch.inference_mode()

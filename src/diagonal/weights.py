@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import cast
@@ -24,6 +24,7 @@ from diagonal import pickles
 from diagonal.engine.protocols import WeightMap
 from diagonal.files import atomic
 
+RANDOM = "random"  # weights that nobody trained
 PICKLED = (".ckpt", ".bin", ".pt", ".pth")
 SCRIPTED = ".jit"
 DIGITS = re.compile("[0-9]{1,18}")
@@ -72,9 +73,9 @@ def _lightning(path: Path) -> bool:
     return path.suffix == ".ckpt" and zipfile.is_zipfile(path)
 
 
-def locate(source: str | Path) -> Path:
-    """The local path of a checkpoint. From the hub, 'org/name' is downloaded first without the folders in it, and
-    'org/name/folder/file.ckpt' as that one file."""
+def locate(source: str | Path, folders: Sequence[str] = ()) -> Path:
+    """The local path of a checkpoint. From the hub, 'org/name' is downloaded first, without the folders in it but for
+    those named here, and 'org/name/folder/file.ckpt' as that one file."""
     path = Path(source).expanduser()
     if path.exists():
         return path
@@ -93,6 +94,9 @@ def locate(source: str | Path) -> Path:
         if file is not None:
             return Path(hf_hub_download(repository, file))
         wanted = [f"*{suffix}" for suffix in READABLE] + ["*.json"]
+        if folders:
+            inside = [f"{folder}/{pattern}" for folder in folders for pattern in wanted]
+            snapshot_download(repository, allow_patterns=inside)
         # Folders hold other things than the model: guardrails, text encoders, other sizes.
         return Path(snapshot_download(repository, allow_patterns=wanted, ignore_patterns=["*/*"]))
     except (EntryNotFoundError, HfHubHTTPError, OSError) as error:
@@ -193,6 +197,19 @@ def _shards(sizes: Mapping[str, int]) -> list[list[str]]:
         shards[-1].append(key)
         size += more
     return shards
+
+
+def randomise(model: nn.Module, device: torch.device, dtype: torch.dtype | None, seed: int) -> None:
+    """Draw the weights of a model on the meta device where they are to be: norms are 1, biases 0, and the rows of a
+    matrix have length 1 on average, so that activations keep their size."""
+    model.to(dtype=dtype).to_empty(device=device)
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            else:
+                parameter.normal_(std=parameter[0].numel() ** -0.5, generator=generator)
 
 
 def check_free(folder: Path) -> None:

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,12 +53,31 @@ def make_order(spec: str, stand_in: StandIn, refeed: bool) -> Order:
 
 def load_world(model: str, weights: str | None, tokenizer: str | None, device: str, dtype: str = "float32") -> World:
     """The library's `load`, with a remark where the weights are random."""
+    from diagonal.engine.protocols import token_variant
+    from diagonal.names import find
     from diagonal.pipeline import find_dtype, load
 
+    token_variant(find("models", model), model)
     world = load(model, weights, tokenizer=tokenizer, device=device, dtype=find_dtype(dtype, device))
-    if world.weights == "random":
-        err.print(f"[yellow]{model} has random weights: speed is real, the pictures are noise.[/]")
+    remark_random(model, world.weights)
     return world
+
+
+def remark_random(model: str, weights: str) -> None:
+    """Say so where nothing was trained."""
+    if weights == "random":
+        err.print(f"[yellow]{model} has random weights: speed is real, the pictures are noise.[/]")
+
+
+def refuse(context: typer.Context, names: Collection[str], why: str) -> None:
+    """Options that were given but would have no effect are not taken silently."""
+    idle = []
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            idle.append(f"--{name.replace('_', '-')}")
+    if idle:
+        raise ValueError(f"{', '.join(idle)} cannot go with {why}; leave it out")
 
 
 def progress_bar(unit: str) -> Progress:

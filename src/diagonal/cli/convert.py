@@ -8,31 +8,46 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from diagonal.cli import Json, app, out, print_json, progress_bar
+from diagonal.cli import Json, app, out, print_json, progress_bar, refuse
 
 
 @app.command()
 def convert(
+    context: typer.Context,
     model: Annotated[str, typer.Option(help="A name from `diagonal models`.")],
     weights: Annotated[str, typer.Option(help="Checkpoint file, folder or hub id.")],
     out_path: Annotated[Path, typer.Option("--out", help="Folder to write; it must hold no checkpoint.")],
     tokenizer: Annotated[str | None, typer.Option(help="Checkpoint of the tokenizer, if it is apart.")] = None,
+    vae: Annotated[str | None, typer.Option(help="VAE of a diffusion model, if apart; 'none' for none.")] = None,
+    lora: Annotated[list[str] | None, typer.Option(help="A LoRA to merge into a diffusion model.")] = None,
+    part: Annotated[str | None, typer.Option(help="Of a .pt of one: generator, generator_ema, ...")] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float32, or auto: as it is stored.")] = "auto",
     as_json: Json = False,
 ) -> None:
     """Read a checkpoint strictly and write model and tokenizer as safetensors: `--weights FOLDER` then loads them."""
-    from diagonal.pipeline import find_dtype, load
+    from diagonal import diffusion
+    from diagonal.engine.protocols import DiffusionVariant
+    from diagonal.names import find
+    from diagonal.parts import Weights
+    from diagonal.pipeline import World, find_dtype, load
     from diagonal.weights import check_free, files
 
     # All that can be refused is refused before a large model is loaded.
     check_free(out_path)
     wanted = None if dtype == "auto" else find_dtype(dtype, "cpu")
     # With no dtype to convert to, what is stored stays mapped from its file, and shards are converted one by one.
-    world = load(model, weights, tokenizer=tokenizer, dtype=None)
-    tensors = [*world.model.state_dict().values(), *world.tokenizer.state_dict().values()]
+    if isinstance(find("models", model), DiffusionVariant):
+        refuse(context, ("tokenizer",), model)
+        source = Weights(weights, vae=vae, lora=lora or (), part=part)
+        made: World | diffusion.VideoModel = diffusion.load(model, source, dtype=None)
+    else:
+        refuse(context, ("vae", "lora", "part"), f"{model}, which has tokens")
+        made = load(model, weights, tokenizer=tokenizer, dtype=None)
+    modules = (made.model, made.tokenizer if isinstance(made, World) else made.vae)
+    tensors = [tensor for module in filter(None, modules) for tensor in module.state_dict().values()]
     with progress_bar("files") as progress:
         task = progress.add_task(model, total=None, note="")
-        world.save_pretrained(out_path, wanted, lambda done, total: progress.update(task, completed=done, total=total))
+        made.save_pretrained(out_path, wanted, lambda done, total: progress.update(task, completed=done, total=total))
     written = files(out_path)
     dtypes = {str(wanted or tensor.dtype).removeprefix("torch.") for tensor in tensors}
     numbers = {

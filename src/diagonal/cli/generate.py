@@ -1,4 +1,4 @@
-"""`diagonal generate`: continues a clip."""
+"""`diagonal generate`: continues a clip, with token models; generate_video.py has the half of diffusion models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from diagonal.cli import (
     Dtype,
     Json,
     Refeed,
-    Schedule,
     StandInOption,
     app,
     load_world,
@@ -25,7 +24,9 @@ from diagonal.cli import (
     out,
     print_json,
     progress_bar,
+    refuse,
 )
+from diagonal.cli.generate_video import generate_video
 from diagonal.plan import StandIn
 
 if TYPE_CHECKING:
@@ -52,12 +53,28 @@ class Run:
         return asdict(self) | {"ms_per_frame": 1000 * per_frame, "fps": 1 / per_frame}
 
 
+PANEL = "Diffusion models"
+# Options that only one kind of model knows.
+TOKENS_ONLY = (
+    *("tokenizer", "start", "prompt_frames", "size", "text", "actions", "compare", "stand_in", "refeed"),
+    *("temperature", "top_p", "top_k", "scale", "mark"),
+)
+DIFFUSION_ONLY = (
+    *("vae", "preview", "text_encoder", "lora", "lora_scale", "part", "prompt_at", "negative_prompt", "image", "video"),
+    *("height", "width", "preset", "decoder", "guidance_scale", "num_inference_steps", "keep_sink", "compile"),
+)
+
+
 @app.command()
 def generate(
+    context: typer.Context,
     model: Annotated[str, typer.Option(help="A name from `diagonal models`.")] = "doom",
     weights: Annotated[str | None, typer.Option(help="Checkpoint file, folder or hub id; 'random' for none.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Checkpoint of the tokenizer, if it is apart.")] = None,
-    prompt: Annotated[Path | None, typer.Option(help="Clip, picture or folder of pictures to continue.")] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option(help="Clip, picture or folder of pictures to continue; of a diffusion model: what is to be seen."),
+    ] = None,
     start: Annotated[str | None, typer.Option(help="A bundled start view instead (doom: hall, lamps, ...).")] = None,
     prompt_frames: Annotated[
         int | None,
@@ -69,7 +86,9 @@ def generate(
     ] = False,
     size: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH of the frames. Default: the model's.")] = None,
     text: Annotated[str | None, typer.Option(help="What is to happen, for models that read text.")] = None,
-    text_embeds: Annotated[Path | None, typer.Option(help="Embeddings of the text instead, from a file.")] = None,
+    text_embeds: Annotated[
+        Path | None, typer.Option("--text-embeds", "--prompt-embeds", help="Embeddings of the text, from a file.")
+    ] = None,
     actions: Annotated[
         str | None,
         typer.Option(
@@ -77,8 +96,14 @@ def generate(
             "on, or 'model': it chooses itself. Default: a short script; with --frames, standing still."
         ),
     ] = None,
-    frames: Annotated[int | None, typer.Option("--frames", "--num-frames", min=1, help="New frames.")] = None,
-    schedule: Schedule = "diagonal:k=1",
+    frames: Annotated[
+        int | None,
+        typer.Option("--frames", "--num-frames", min=1, help="New frames; of a diffusion model all, 81 if left out."),
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(help="raster, diagonal:k=1,d=10 or window:s=8; of a diffusion model steps, such as 4322222."),
+    ] = None,
     compare: Annotated[str | None, typer.Option(help="A second schedule, drawn beside the first.")] = None,
     stand_in: StandInOption = StandIn.PREVIOUS_FRAME,
     refeed: Refeed = True,
@@ -90,33 +115,73 @@ def generate(
     mark: Annotated[
         bool, typer.Option(help="Write into the frames that they are generated, for models that ask.")
     ] = True,
+    vae: Annotated[str | None, typer.Option(help="Its VAE, if it is apart.", rich_help_panel=PANEL)] = None,
+    preview: Annotated[str | None, typer.Option(help="TAEHV, for --decoder preview.", rich_help_panel=PANEL)] = None,
+    text_encoder: Annotated[
+        str | None, typer.Option(help="Its text encoder, if it is apart.", rich_help_panel=PANEL)
+    ] = None,
+    lora: Annotated[
+        list[str] | None, typer.Option(help="A LoRA to merge; may be repeated.", rich_help_panel=PANEL)
+    ] = None,
+    lora_scale: Annotated[float, typer.Option(help="How much of it.", rich_help_panel=PANEL)] = 1.0,
+    part: Annotated[
+        str | None, typer.Option(help="Of a .pt: generator, generator_ema, ...", rich_help_panel=PANEL)
+    ] = None,
+    prompt_at: Annotated[
+        list[str] | None,
+        typer.Option(help="'CHUNK:text': another prompt from a chunk on; may be repeated.", rich_help_panel=PANEL),
+    ] = None,
+    negative_prompt: Annotated[str | None, typer.Option(help="For --preset wan.", rich_help_panel=PANEL)] = None,
+    image: Annotated[Path | None, typer.Option(help="Picture to begin with.", rich_help_panel=PANEL)] = None,
+    video: Annotated[Path | None, typer.Option(help="Clip to go on from.", rich_help_panel=PANEL)] = None,
+    height: Annotated[int, typer.Option(min=1, help="Of the frames.", rich_help_panel=PANEL)] = 480,
+    width: Annotated[int, typer.Option(min=1, help="Of the frames.", rich_help_panel=PANEL)] = 832,
+    preset: Annotated[
+        str, typer.Option(help="How it is run: a name, or a YAML file of its family.", rich_help_panel=PANEL)
+    ] = "diagonal-distillation",
+    decoder: Annotated[str, typer.Option(help="vae, or preview: faster.", rich_help_panel=PANEL)] = "vae",
+    guidance_scale: Annotated[float | None, typer.Option(help="For --preset wan.", rich_help_panel=PANEL)] = None,
+    num_inference_steps: Annotated[int | None, typer.Option(help="For --preset wan.", rich_help_panel=PANEL)] = None,
+    keep_sink: Annotated[
+        bool, typer.Option(help="The first frames keep the prompt that they had.", rich_help_panel=PANEL)
+    ] = True,
+    compile: Annotated[
+        bool | None, typer.Option(help="With torch.compile. Default: on a GPU.", rich_help_panel=PANEL)
+    ] = None,
     device: Device = "cpu",
     dtype: Dtype = "auto",
     out_path: Annotated[str, typer.Option("--out", help="Video to write; '-' streams mp4 to stdout.")] = "out.mp4",
     as_json: Json = False,
 ) -> None:
-    """Continue a clip: frames are written as they complete."""
-    orders = [make_order(spec, stand_in, refeed) for spec in (schedule, compare) if spec is not None]
+    """Continue a clip, or make one from a prompt: frames are written as they complete."""
     if out_path == "-" and (as_json or compare is not None):
         raise ValueError("--out - streams the video to stdout; it goes neither with --json nor with --compare")
-    from diagonal import video
-    from diagonal.engine.protocols import token_variant
+    if resize and crop:
+        raise ValueError("--resize and --crop both fit the prompt into the frame; give one")
+    from diagonal.engine.protocols import DiffusionVariant
     from diagonal.names import find
+    from diagonal.video import check_target, cover
+    from diagonal.video import resize as stretch
 
     # All that can be refused is refused before a large model is loaded.
-    video.check_target(out_path)
+    check_target(out_path)
+    variant = find("models", model)
+    if isinstance(variant, DiffusionVariant):
+        refuse(context, TOKENS_ONLY, model)
+        generate_video(context.params)
+        return
+    refuse(context, DIFFUSION_ONLY, f"{model}, which has tokens")
+    orders = [make_order(spec, stand_in, refeed) for spec in (schedule or "diagonal:k=1", compare) if spec is not None]
     chosen: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     given = {key: value for key, value in chosen.items() if value is not None}
-    sampling = replace(token_variant(find("models", model), model).sampling, **given)
+    sampling = replace(variant.sampling, **given)
     if prompt is not None and start is not None:
         raise ValueError("--prompt and --start both say where to begin; give one")
     if prompt is None and prompt_frames is not None:
         raise ValueError(f"--prompt-frames {prompt_frames} needs --prompt")
     if text is not None and text_embeds is not None:
         raise ValueError("--text and --text-embeds both say what is to happen; give one")
-    if resize and crop:
-        raise ValueError("--resize and --crop both fit the prompt into the frame; give one")
-    if prompt is not None and not prompt.exists():
+    if prompt is not None and not Path(prompt).exists():
         raise FileNotFoundError(f"--prompt {prompt} does not exist; give a video, a picture, or a folder of pictures")
     world = load_world(model, weights, tokenizer, device, dtype)
     if size is not None:
@@ -124,8 +189,8 @@ def generate(
     if text is not None or text_embeds is not None:
         world = _guided(world, text, text_embeds)
     if prompt is not None:
-        clip, between = _prompt(world, prompt, prompt_frames)
-        fitted = video.resize(clip, *world.size) if resize else video.cover(clip, *world.size) if crop else clip
+        clip, between = _prompt(world, Path(prompt), prompt_frames)
+        fitted = stretch(clip, *world.size) if resize else cover(clip, *world.size) if crop else clip
     else:
         fitted, between = _start(world, start)
     taken, frames = _actions(world, actions, between, frames)

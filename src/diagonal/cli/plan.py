@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from diagonal.cli import Json, Refeed, Schedule, StandInOption, app, make_order, out, print_json
+from diagonal.cli import Json, Refeed, StandInOption, app, make_order, out, print_json, refuse
+from diagonal.cli.plan_video import plan_video
 from diagonal.plan import StandIn
 
 if TYPE_CHECKING:
@@ -16,11 +17,20 @@ if TYPE_CHECKING:
     from diagonal.plan import Order, Plan
 
 
+# Options that only one kind of model knows.
+TOKENS_ONLY = ("prefix", "suffix", "known_frames", "batch", "card", "stand_in", "refeed", "picture")
+DIFFUSION_ONLY = ("preset", "height", "width")
+
+
 @app.command()
 def plan(
+    context: typer.Context,
     grid: Annotated[str | None, typer.Option(help="FRAMESxROWSxCOLS of all token frames, known ones included.")] = None,
     model: Annotated[str | None, typer.Option(help="Instead: a name from `diagonal models`, with its memory.")] = None,
-    schedule: Schedule = "diagonal:k=1",
+    schedule: Annotated[
+        str | None,
+        typer.Option(help="raster, diagonal:k=1,d=10 or window:s=8; of a diffusion model steps, such as 4322222."),
+    ] = None,
     prefix: Annotated[
         int | None, typer.Option(help="Tokens before the first frame. Default: 1 if no frame is known.")
     ] = None,
@@ -31,6 +41,9 @@ def plan(
     frames: Annotated[
         int | None, typer.Option("--frames", "--num-frames", min=1, help="New frames of the model. Default: a window.")
     ] = None,
+    preset: Annotated[str, typer.Option(help="Of a diffusion model: how it is run.")] = "diagonal-distillation",
+    height: Annotated[int, typer.Option(min=1, help="Of a diffusion model's frames.")] = 480,
+    width: Annotated[int, typer.Option(min=1, help="Of a diffusion model's frames.")] = 832,
     dtype: Annotated[str | None, typer.Option(help="Of the model: bfloat16 (default) or float32.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Clips at once. Default: 1.")] = None,
     card: Annotated[
@@ -41,14 +54,17 @@ def plan(
     picture: Annotated[Path | None, typer.Option(help="Also draw the wave into this PNG.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show a decoding schedule: its steps and the wave; for a model, also the memory that decoding takes."""
+    """Show a schedule: its steps and the wave, or a diffusion model's chunks; for a model, also the memory it takes."""
     from diagonal.draw import save_plan, wave
     from diagonal.grid import Grid, Layout
     from diagonal.plan import make_plan
 
     if (grid is None) == (model is None):
         raise ValueError("give --grid, for a plan without a model, or --model: one of the two")
-    order = make_order(schedule, stand_in, refeed)
+    if model is not None and plan_video(context, TOKENS_ONLY):
+        return
+    refuse(context, DIFFUSION_ONLY, "tokens")
+    order = make_order(schedule or "diagonal:k=1", stand_in, refeed)
     memory: dict[str, Any] = {}
     if grid is not None:
         _refuse("--grid", {"--frames": frames, "--dtype": dtype, "--batch": batch, "--card": card})
@@ -56,11 +72,10 @@ def plan(
         start = (known == 0) if prefix is None else prefix
         plans = [make_plan(Layout(Grid.parse(grid), int(start), suffix or 0), order, known)]
     else:
-        from diagonal.engine.protocols import token_variant
         from diagonal.names import find
 
         _refuse("--model", {"--prefix": prefix, "--suffix": suffix})
-        variant = token_variant(find("models", str(model)), str(model))
+        variant = find("models", str(model))
         plans = _plans(variant, order, known_frames, frames)
         memory = {"model": model} | _memory(variant, plans, batch or 1, dtype or "bfloat16", card)
     made = plans[0]

@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
 from diagonal.engine.attention import WIDE
-from diagonal.engine.protocols import ChunkSchedule, DiffusionModel, Rope, TextKV
+from diagonal.engine.protocols import DiffusionModel, Rope, TextKV
 from diagonal.engine.window import WindowCache, WindowStep
+from diagonal.schedules.denoising import ChunkSchedule
 
 
 class Noise(Protocol):

@@ -32,7 +32,7 @@ from diagonal.grid import IntArray
 from diagonal.plan import NEVER, NONE, Plan
 
 # Widths that steps are padded to. Weights are streamed once whatever the width, so a few more rows cost little.
-WIDTHS = (1, 2, 4, *range(8, 129, 8))
+WIDTHS: tuple[int, ...] = (1, 2, 4, *range(8, 129, 8))
 
 # Attention of a step's queries to the cache: kernels.attention.attend, or its twin in plain torch.
 Attend = Callable[[Tensor, Tensor, Tensor, Visibility], Tensor]

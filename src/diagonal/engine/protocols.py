@@ -285,21 +285,12 @@ class DiffusionModel(Protocol):
         """Turn queries or keys; used by the engine to move keys that are cached already."""
         ...
 
+    def compile_parts(self, frames: int | None) -> None:
+        """Compile all but the attentions for calls of so many latent frames; None undoes it."""
+        ...
+
     def __call__(self, x_BFCHW: Tensor, level: float | Tensor, text: TextKV, rope: Rope, memory: Memory) -> Tensor:
         """The velocity (B, F, C, H, W). `level` is a timestep in [0, 1000], or one per sample and frame."""
-        ...
-
-
-class ChunkSchedule(Protocol):
-    """How many steps each chunk of latent frames takes, and what of it later chunks see."""
-
-    def levels(self, chunk: int) -> tuple[float, ...]:
-        """Timesteps in [0, 1000], descending: one model call each."""
-        ...
-
-    def context_level(self, chunk: int) -> float | None:
-        """None: later chunks see the keys of the last denoising call (Diagonal Forcing). A timestep: the finished chunk
-        is noised to it and fed once more; 0 feeds it clean (Self-Forcing)."""
         ...
 
 
@@ -338,7 +329,7 @@ class DiffusionVariant:
     config: DiffusionConfig
     vae: str  # names are paths: tokenizers/<family>.py, VARIANTS[<variant>]
     preview: str  # the fast decoder of the same latents, likewise
-    text: str  # the encoder of the prompts, in text.ENCODERS; '' where none has the model's width
+    text: str  # the encoder of the prompts, in text.ENCODERS
     licence: str
     source: str
     fps: int = 16

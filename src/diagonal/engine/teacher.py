@@ -14,8 +14,10 @@ from diagonal.engine.protocols import DiffusionModel
 
 def unipc(steps: int, shift: float, device: torch.device) -> Any:
     """diffusers' UniPC for flow matching, as Wan is published with."""
-    import diffusers
-
+    try:
+        import diffusers
+    except ImportError as error:
+        raise ValueError("the bidirectional model is run with diffusers' solver: pip install diffusers") from error
     schedulers: Any = diffusers  # its classes are untyped
     scheduler = schedulers.UniPCMultistepScheduler(
         prediction_type="flow_prediction", use_flow_sigmas=True, num_train_timesteps=1000, flow_shift=shift

@@ -15,9 +15,9 @@ LongLive, Diagonal Distillation), which have the original names under `model.`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -182,6 +182,16 @@ class Block(nn.Module):
         return self.after(x_BFNC, F.scaled_dot_product_attention(q, *text), changes)
 
 
+def _compiled(part: Callable[..., Any], frames: int) -> Callable[..., Any]:
+    """A part of a block, compiled for one number of frames; all blocks share what is compiled."""
+    fast = torch.compile(part, dynamic=False)
+
+    def call(x_BFNC: Tensor, *rest: Any) -> Any:
+        return (fast if x_BFNC.shape[1] == frames else part)(x_BFNC, *rest)
+
+    return call
+
+
 def _modulate(x_BFNC: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
     return F.layer_norm(x_BFNC, x_BFNC.shape[-1:], eps=eps) * (1 + scale) + shift
 
@@ -250,6 +260,15 @@ class Wan(nn.Module):
         padded = F.pad(text_BLC.to(self.patch_embedding.weight), (0, 0, 0, length - text_BLC.shape[1]))
         embedded = self.text_embedding(padded)
         return [block.cross_attn.keys(embedded) for block in self._layers]
+
+    def compile_parts(self, frames: int | None) -> None:
+        """Compile what lies between the attentions, for calls of so many latent frames; None undoes it. Other calls,
+        such as that for a window under a new text, stay as they are: they are over before a compiler is."""
+        for block in self._layers:
+            for name in ("before", "between", "after"):
+                vars(block).pop(name, None)
+                if frames is not None:
+                    setattr(block, name, _compiled(getattr(block, name), frames))
 
     def rope(self, frames_F: Tensor, rows: int, cols: int) -> Rope:
         """cos and sin (tokens, 1, pairs) of the angles position * theta^(-i / n), with a third of a head's pairs for
@@ -321,7 +340,7 @@ VARIANTS = {
         Config(dim=96, ffn=192, layers=2, heads=4, text_dim=48, text_length=16, freq_dim=32),
         vae="wan_vae/tiny",
         preview="taehv/tiny",
-        text="",
+        text="hash",
         licence="Apache-2.0",
         source="none: random, for tests and demonstrations",
         random=True,

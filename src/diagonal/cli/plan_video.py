@@ -1,0 +1,98 @@
+"""The half of `diagonal plan` that is for diffusion models: the chunks of a video, and the memory it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.table import Table
+
+from diagonal.cli import out, print_json, refuse
+from diagonal.cli.generate_video import FRAMES
+
+if TYPE_CHECKING:
+    from diagonal.presets import Preset
+
+
+def plan_video(context: typer.Context, tokens_only: Collection[str]) -> bool:
+    """Show a video of the model that the options of `plan` name; False if it is no diffusion model."""
+    from diagonal.devices import find_dtype
+    from diagonal.engine.protocols import DiffusionVariant
+    from diagonal.memory import GB, estimate_video
+    from diagonal.names import find
+    from diagonal.request import Request, latent_frames, latent_size
+    from diagonal.schedules.denoising import spec
+
+    options, variant = context.params, find("models", context.params["model"])
+    if not isinstance(variant, DiffusionVariant):
+        return False
+    refuse(context, tokens_only, options["model"])
+    shared = {name: options[name] for name in ("height", "width", "preset", "schedule")}
+    request = Request(prompt="any", num_frames=options["frames"] or FRAMES, **shared)
+    how, codec, side = request.how(), find("tokenizers", variant.vae), variant.config.patch
+    rows, cols = latent_size(request.height, request.width, codec.patch, side)
+    frames, tokens = latent_frames(request.num_frames or FRAMES, how, codec.stride), (rows // side) * (cols // side)
+    chunks = _chunks(how, frames, tokens)
+    cached = 0 if how.chunk_frames is None else max(chunk["keys"] for chunk in chunks)
+    dtype = find_dtype(options["dtype"] or "bfloat16", "cpu")
+    needs = estimate_video(variant, cached, dtype)
+    parts = {"transformer": needs.transformer, "cache": needs.cache, "text": needs.text, "vae": needs.vae}
+    numbers = {
+        "model": options["model"],
+        "preset": options["preset"],
+        "schedule": spec(how.schedule),
+        "frames": request.num_frames,
+        "forwards": sum(chunk["forwards"] for chunk in chunks),
+        "dtype": str(dtype).removeprefix("torch."),
+        **{f"{name}_gb": size / GB for name, size in parts.items()},
+        "total_gb": needs.total / GB,
+    }
+    if options["as_json"]:
+        print_json(numbers | {"chunks": chunks})
+    else:
+        _print(numbers, chunks)
+    return True
+
+
+def _chunks(how: Preset, frames: int, tokens: int) -> list[dict[str, Any]]:
+    """What happens in each chunk of so many latent frames in all, of so many tokens each."""
+    if how.chunk_frames is None:
+        levels = how.schedule.levels(0)
+        whole = {"latents": [0, frames - 1], "levels": levels, "context": None, "keys": frames * tokens}
+        return [{"chunk": 0, **whole, "forwards": 2 * len(levels)}]  # with the prompt and without
+    rows = []
+    for index in range(frames // how.chunk_frames):
+        end = (index + 1) * how.chunk_frames
+        levels, context = how.schedule.levels(index), how.schedule.context_level(index)
+        rows.append(
+            {
+                "chunk": index,
+                "latents": [end - how.chunk_frames, end - 1],
+                "levels": levels,
+                "context": context,
+                "forwards": len(levels) + (context is not None),
+                "keys": min(end, how.window_frames or end) * tokens,
+            }
+        )
+    return rows
+
+
+def _print(numbers: dict[str, Any], chunks: list[dict[str, Any]]) -> None:
+    table = Table("chunk", "latent frames", "noise levels", "cache", "model calls", "keys seen", box=None)
+    for chunk in chunks:
+        first, last = chunk["latents"]
+        levels = [f"{level:g}" for level in chunk["levels"]]
+        shown = ", ".join(levels if len(levels) < 12 else [*levels[:3], "...", levels[-1]])
+        context = "last call" if chunk["context"] is None else f"at {chunk['context']:g}"
+        context = context if numbers["cache_gb"] else "none"
+        counts = f"{chunk['forwards']}", f"{chunk['keys']:,}"
+        table.add_row(f"{chunk['chunk']}", f"{first}-{last}", shown, context, *counts)
+    out.print(table)
+    out.print(f"{numbers['frames']} frames, {numbers['forwards']} model calls; {numbers['schedule']}", markup=False)
+    memory = Table("", "", box=None, show_header=False)
+    names = {"transformer": "transformer", "cache": "key/value cache", "text": "keys of the prompt", "vae": "VAE"}
+    for key, words in names.items():
+        memory.add_row(words, f"{numbers[f'{key}_gb']:.2f} GB")
+    memory.add_row("together", f"{numbers['total_gb']:.2f} GB in {numbers['dtype']}, and what a call needs for itself")
+    out.print(memory)

@@ -1,0 +1,32 @@
+"""Where a model computes, and in which numbers."""
+
+from __future__ import annotations
+
+import torch
+
+
+def find_dtype(name: str, device: torch.device | str) -> torch.dtype:
+    """float32, bfloat16, or for 'auto' the one that the device computes fastest."""
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    if name in known:
+        return known[name]
+    if name != "auto":
+        raise ValueError(f"dtype {name!r} is not known; write {', '.join(known)} or auto")
+    if check_device(device).type == "cuda":
+        return torch.bfloat16
+    try:
+        abilities = torch.cpu.get_capabilities()
+    except AttributeError:  # PyTorch before 2.10
+        return torch.float32
+    return torch.bfloat16 if abilities.get("avx512_bf16") or abilities.get("amx_bf16") else torch.float32
+
+
+def check_device(name: torch.device | str) -> torch.device:
+    """A device that this machine has."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device {name!r} is not known; write cpu, cuda, cuda:1 or mps") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} asked for, but this PyTorch sees no CUDA GPU; use cpu")
+    return device

@@ -1,0 +1,61 @@
+"""One process that has imported all that is slow to import, and runs each command of a module in a fork."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200", "NO_COLOR": "1"}
+ENVIRONMENT.pop("FORCE_COLOR", None)
+
+# Importing torch and diffusers is most of a short run: this does it once, then forks for every command.
+SERVER = """
+import gc, json, os, sys
+import av, PIL.Image, torch
+import diagonal
+from diagonal.cli import main
+
+diagonal.load("mcar/tiny")
+diagonal.load("wan/tiny")
+with torch.device("meta"):
+    torch.nn.Embedding(1, 1)
+gc.freeze()  # the children leave these objects alone as they end
+
+for line in sys.stdin:
+    request = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.chdir(request["folder"])
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number, path in enumerate(request["outputs"], 1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        sys.argv = ["diagonal", *request["arguments"]]
+        main()
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory):
+    """`run` for commands that load a model."""
+    outputs = [tmp_path_factory.mktemp("outputs") / name for name in ("stdout", "stderr")]
+    command = [sys.executable, "-c", SERVER]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=ENVIRONMENT, text=True, stdin=pipe, stdout=pipe) as server:
+
+        def run_forked(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+            assert server.stdin is not None and server.stdout is not None
+            request = {"folder": str(folder), "arguments": arguments, "outputs": [str(path) for path in outputs]}
+            print(json.dumps(request), file=server.stdin, flush=True)
+            status = int(server.stdout.readline())
+            return subprocess.CompletedProcess(arguments, status, *(path.read_text() for path in outputs))
+
+        yield run_forked
+        assert server.stdin is not None
+        server.stdin.close()

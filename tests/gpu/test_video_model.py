@@ -1,0 +1,53 @@
+"""On a GPU a chunk is decoded while the next is denoised, and blocks are compiled: neither changes the video."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import diagonal
+from diagonal import Request, VideoModel, session
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
+PLAIN = Request(prompt="a red cat", num_frames=81, height=64, width=96, compile=False)
+
+
+@pytest.fixture(scope="module")
+def model() -> VideoModel:
+    return diagonal.load("wan/tiny", device="cuda")
+
+
+def test_decoding_beside_denoising_is_decoding_after_it(model: VideoModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = model.generate(PLAIN)
+    monkeypatch.setattr(session.Pixels, "apart", property(lambda pixels: False))
+    after = model.generate(PLAIN)
+    assert torch.equal(beside.latents, after.latents)
+    np.testing.assert_array_equal(beside.frames, after.frames)
+    whole: Any = model.vae.decode(after.latents[None].cuda(), {})[0].permute(0, 2, 3, 1).cpu().numpy()
+    assert np.abs(np.asarray(beside.frames).astype(int) - whole).max() <= 1
+
+
+def test_an_update_is_a_run_whose_prompts_switch_where_the_receipt_says(model: VideoModel) -> None:
+    stream = model.stream(PLAIN)
+    made = [next(stream)]
+    receipt = stream.update("a blue dog")
+    made += list(stream)
+    assert receipt.applied_at in (1, 2)
+    planned = model.generate(replace(PLAIN, prompt_at={receipt.applied_at: "a blue dog"}))
+    assert torch.equal(torch.cat([chunk.latents for chunk in made]), planned.latents)
+
+
+def test_a_stream_that_is_left_early_can_be_begun_again(model: VideoModel) -> None:
+    stream = model.stream(replace(PLAIN, num_frames=None))
+    first = next(stream)
+    stream.close()
+    assert torch.equal(next(model.stream(PLAIN)).latents, first.latents)
+
+
+def test_compiled_blocks_give_the_same_video(model: VideoModel) -> None:
+    plain, fast = (model.generate(replace(PLAIN, compile=on), output_type="latent") for on in (False, True))
+    torch.testing.assert_close(fast.latents, plain.latents, atol=1e-3, rtol=1e-3)
