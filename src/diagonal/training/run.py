@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -152,7 +152,7 @@ class Average:
     @torch.no_grad()
     def copy_to(self, module: nn.Module) -> None:
         if self.decay is not None:
-            torch._foreach_copy_([p.detach() for p in module.parameters()], self.weights)
+            _copy(self.weights, module)
 
 
 def _evaluate(task: Task, average: Average, folder: Path | None) -> dict[str, float]:
@@ -162,11 +162,16 @@ def _evaluate(task: Task, average: Average, folder: Path | None) -> dict[str, fl
     task.module.eval()
     numbers, sheet = task.evaluate(), task.sheet()
     task.module.train()
-    with torch.no_grad():
-        torch._foreach_copy_([parameter.detach() for parameter in task.module.parameters()], kept)
+    _copy(kept, task.module)
     if sheet is not None and folder is not None:
         write_picture(folder / "sheet.png", sheet)
     return numbers
+
+
+@torch.no_grad()
+def _copy(weights: Sequence[Tensor], module: nn.Module) -> None:
+    for parameter, weight in zip(module.parameters(), weights, strict=True):  # one by one: they may be sharded
+        parameter.copy_(weight)
 
 
 class Alone:
