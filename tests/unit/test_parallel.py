@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -13,19 +14,25 @@ from typing import Any
 import pytest
 import torch
 
+from diagonal.training import parallel
+from diagonal.training.diffusion import Split
 from diagonal.training.distill import DistillTask
 from diagonal.training.latents import Prompts
-from diagonal.training.parallel import POINTER, processes, shard
+from diagonal.training.parallel import POINTER, gathered, processes, shard
 from diagonal.training.run import RunConfig, fit
 from tests.small_diffusion import CPU, NEGATIVE, PROMPTS_ONLY, SIZE, method, student, texts
 
 ROOT = Path(__file__).parents[2]
 
 
-def task(**changes: Any) -> DistillTask:
+def task(batch: int = 4, split: Split | None = None, mesh: Any = None) -> DistillTask:
+    models: list[Any] = [student(seed) for seed in (1, 2, 2)]
+    if mesh is not None:
+        for model in models:
+            shard(model, mesh)
     how = method(weights=PROMPTS_ONLY, scored=3, longest=3, critic_steps=2, lr=1e-3, critic_lr=1e-3)
-    models = [student(seed) for seed in (1, 2, 2)]
-    return DistillTask(*models, Prompts(texts(5)), NEGATIVE, how, SIZE, **({"batch": 4, "seed": 3} | changes))
+    prompts = Prompts(texts(5))
+    return DistillTask(models[0], models[1], models[2], prompts, NEGATIVE, how, SIZE, batch, 3, split=split or Split())
 
 
 def config(steps: int) -> RunConfig:
@@ -36,14 +43,10 @@ def sharded(folder: Path, steps: int, replicas: int = 1) -> None:
     """A run by the processes that torchrun started; also what this file does as a program."""
     torch.set_num_threads(1)
     with processes(CPU, replicas) as group:
-        models = [student(seed) for seed in (1, 2, 2)]
-        for model in models:
-            shard(model, group.mesh)
-        how = method(weights=PROMPTS_ONLY, scored=3, longest=3, critic_steps=2, lr=1e-3, critic_lr=1e-3)
-        one = DistillTask(*models, Prompts(texts(5)), NEGATIVE, how, SIZE, 4, 3, split=group.split(part=1))
+        one = task(split=group.split(part=1), mesh=group.mesh)
         for _ in fit(one, config(steps), folder, group):
             pass
-        whole = {name: value.full_tensor() for name, value in one.module.named_parameters()}
+        whole = gathered(one.module)
         if group.writes:
             torch.save(whole, folder / "weights.pt")
 
@@ -84,28 +87,48 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tor
     return folder, {name: value.detach() for name, value in one.module.named_parameters()}
 
 
-def test_two_processes_have_the_losses_of_one_and_either_goes_on_from_the_other(
+def test_two_processes_have_the_losses_of_one_and_one_goes_on_with_their_run(
     alone: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path
 ) -> None:
     single, weights = alone
-    launch(2, tmp_path, 7)
-    ours, theirs = curve(tmp_path), curve(single)
-    assert [line["step"] for line in ours] == [line["step"] for line in theirs] == [*range(1, 8)]
-    for one, other in zip(ours, theirs, strict=True):
-        assert one.keys() == other.keys()
-        for key in one.keys() - {"steps_per_second"}:
-            assert one[key] == pytest.approx(other[key], rel=2e-4), (one["step"], key)
-    same(torch.load(tmp_path / "weights.pt", weights_only=True), weights)
-
-
-def test_a_run_of_two_processes_is_taken_up_by_one(alone: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path) -> None:
     launch(2, tmp_path, 4)
     assert json.loads((tmp_path / POINTER).read_text())["step"] == 4
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-00000004"]
     sharded(tmp_path, 7)
-    assert [line["step"] for line in curve(tmp_path)] == [*range(1, 8)]
-    assert curve(tmp_path)[-1]["loss"] == pytest.approx(curve(alone[0])[-1]["loss"], rel=2e-4)
-    same(torch.load(tmp_path / "weights.pt", weights_only=True), alone[1])
+    ours, theirs = curve(tmp_path), curve(single)
+    assert [line["step"] for line in ours] == [line["step"] for line in theirs] == [*range(1, 8)]
+    for one, other in zip(ours, theirs, strict=True):
+        for key in {"loss", "grad_norm", "dmd", "flow_dmd", "critic"} & other.keys() & one.keys():
+            assert one[key] == pytest.approx(other[key], rel=2e-4), (one["step"], key)
+    same(torch.load(tmp_path / "weights.pt", weights_only=True), weights)
+
+
+def test_replicas_have_the_losses_of_one_process(alone: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path) -> None:
+    launch(2, tmp_path, 2, replicas=2)
+    for one, other in zip(curve(tmp_path), curve(alone[0]), strict=False):
+        assert one["loss"] == pytest.approx(other["loss"], rel=2e-4)
+        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=2e-4)
+
+
+def test_a_full_disk_leaves_the_older_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ordinary = vars(parallel)["save"]
+
+    def full(state: Any, checkpoint_id: str) -> None:
+        if checkpoint_id.endswith("6"):
+            Path(checkpoint_id).mkdir()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        ordinary(state, checkpoint_id=checkpoint_id)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(parallel, "save", full)
+        with pytest.raises(OSError, match="No space left"):
+            sharded(tmp_path, 7)
+    assert json.loads((tmp_path / POINTER).read_text())["step"] == 3
+    sharded(tmp_path, 7)
+    sharded(tmp_path / "whole", 7)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-00000007"]
+    ours, whole = (torch.load(one / "weights.pt", weights_only=True) for one in (tmp_path, tmp_path / "whole"))
+    assert all(torch.equal(ours[name], whole[name]) for name in whole)
 
 
 def test_groups_that_do_not_divide_are_refused() -> None:

@@ -80,7 +80,8 @@ def noised(clean: Tensor, share: Tensor, noise: Tensor) -> Tensor:
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    """bfloat16 on a GPU over float32 weights. Casts are not kept: one made without gradient would be used with it."""
+    """bfloat16 on a GPU over float32 weights. Casts are not kept: older PyTorch would use one that was made without
+    gradient where there is one."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False)
 
 

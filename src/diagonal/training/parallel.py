@@ -25,9 +25,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch import Tensor
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
@@ -64,7 +70,7 @@ class Group:
 
     def save(self, task: Task, average: Average, folder: Path, step: int) -> None:
         target = folder / f"checkpoint-{step:08d}"
-        dcp.save(_state(task, average), checkpoint_id=str(target))
+        save(_state(task, average), checkpoint_id=str(target))
         if self.writes:
             with atomic(folder / POINTER) as temporary:
                 temporary.write_text(json.dumps({"step": step, "folder": target.name}) + "\n")
@@ -78,7 +84,7 @@ class Group:
             return 0
         newest = json.loads((folder / POINTER).read_text())
         state = _state(task, average)
-        dcp.load(state, checkpoint_id=str(folder / newest["folder"]))
+        load(state, checkpoint_id=str(folder / newest["folder"]))
         set_state_dict(
             task.module,
             task.optimizers,
@@ -110,7 +116,7 @@ def processes(device: torch.device, replicas: int = 1) -> Iterator[Group]:
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend, rank=rank, world_size=world)
     else:
-        dist.init_process_group(backend, rank=rank, world_size=world, store=dist.HashStore())
+        dist.init_process_group(backend, rank=rank, world_size=world, store=dist.HashStore())  # type: ignore[attr-defined]
     shape, names = ((replicas, world // replicas), ("replica", "shard")) if replicas > 1 else ((world,), ("shard",))
     try:
         with warnings.catch_warnings():
@@ -130,3 +136,9 @@ def shard(module: Any, mesh: DeviceMesh) -> None:
     # Also the rest is given back after every call: those without gradient have no backward pass to do it.
     fully_shard(module, mesh=mesh, reshard_after_forward=True)
     register_fsdp_forward_method(module, "embed_text")
+
+
+def gathered(module: nn.Module) -> dict[str, Tensor]:
+    """All weights of a model that is shared out, on the CPU of the first process: what is shipped."""
+    state = get_model_state_dict(module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
