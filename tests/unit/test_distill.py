@@ -140,6 +140,14 @@ def test_recording_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
         assert one.read_bytes() == other.read_bytes()
 
 
+def test_shards_of_other_prompts_or_another_teachers_settings_are_not_mixed(tmp_path: Path) -> None:
+    solving = Solving((2, 2, *SIZE), (1.0, 0.5), steps=2, batch=2)
+    list(record(student(), Prompts(texts(2)), NEGATIVE, solving, tmp_path))
+    for prompts, how in ((texts(2, seed=1), solving), (texts(2), replace(solving, guidance_scale=3.0))):
+        with pytest.raises(ValueError, match="was made of other prompts or in another way"):
+            list(record(student(), Prompts(prompts), NEGATIVE, how, tmp_path))
+
+
 def test_a_folder_without_trajectories_or_with_other_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no trajectories"):
         Trajectories(tmp_path, CPU)
@@ -328,7 +336,8 @@ def test_samples_in_parts_or_processes_give_the_gradient_of_all(trajectories: Tr
         Split(0, 3).own(4)
 
 
-def test_in_bfloat16_no_weight_loses_its_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_in_bfloat16_no_weight_loses_its_gradient(monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
     """Calls without gradient come first: their casts of the weights must not be used again."""
 
     @contextmanager
@@ -338,7 +347,7 @@ def test_in_bfloat16_no_weight_loses_its_gradient(monkeypatch: pytest.MonkeyPatc
 
     exact, _ = gradients(task(method(weights=PROMPTS_ONLY)), 12)
     monkeypatch.setattr(distill, "autocast", half)
-    one = task(method(weights=PROMPTS_ONLY))
+    one = task(method(weights=PROMPTS_ONLY, recompute=again))
     rough, _ = gradients(one, 12)
     assert all(
         p.grad is not None and p.grad.any() and p.grad.dtype == torch.float32 for p in one.generator.parameters()

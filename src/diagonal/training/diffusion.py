@@ -108,7 +108,7 @@ def chunk_memory(preset: Preset, frames: int, tokens: int, device: torch.device)
     assert preset.chunk_frames is not None
     window = Window(preset.window_frames, preset.sink_frames) if preset.window_frames else None
     mask = chunk_masks.block_causal(frames, preset.chunk_frames, window).to(device)
-    return (chunk_masks.flex if device.type == "cuda" else chunk_masks.dense)(mask, tokens)
+    return chunk_masks.dense(mask, tokens)
 
 
 def chunk_levels(preset: Preset, frames: int, rngs: Sequence[np.random.Generator]) -> tuple[Tensor, Tensor]:

@@ -155,6 +155,8 @@ class DistillTask:
         self._latest: Terms = {}  # of the generator: lines of the curve fall on the critic's steps too
         side, (height, width) = self.generator.config.patch, self.size
         self._tokens = height // side * (width // side)
+        if method.forcing == DIFFUSION:
+            self._blocks = chunk_memory(method.preset, method.scored, self._tokens, self._device)
 
     def loss(self, step: int) -> tuple[Tensor, Terms]:
         if step % (self.method.critic_steps + 1):
@@ -226,9 +228,8 @@ class DistillTask:
         x = noised(
             clean, share.float(), Gaussian([seed_of(rng) for rng in rngs], self._device)(0, 0, tuple(clean.shape))
         )
-        memory = chunk_memory(self.method.preset, clean.shape[1], self._tokens, self._device)
         text = self.generator.embed_text(batch.text_BLC)
-        return x - share.float()[..., None, None, None] * velocity(self.generator, x, level, text, memory)
+        return x - share.float()[..., None, None, None] * velocity(self.generator, x, level, text, self._blocks)
 
     def _noise(self, x: Tensor, rngs: Sequence[np.random.Generator]) -> tuple[Tensor, Tensor]:
         """A share of noise for each sample, (B, 1), and the noise: steps are drawn evenly before the shift."""

@@ -6,8 +6,9 @@ Each source gives any of its samples by number. Latents are (N, F, C, H, W) in f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -130,21 +131,32 @@ class Solving:
 def record(
     teacher: DiffusionModel, prompts: Prompts, negative_1LC: Tensor, solving: Solving, folder: str | Path
 ) -> Iterator[int]:
-    """Let the teacher make a video of every prompt; yields how many are done. Shards that are there are kept."""
+    """Let the teacher make a video of every prompt; yields how many are done. Shards that are there are kept, if they
+    were made of the same prompts in the same way."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     sigmas, shares = solving.sigmas(), sorted({1.0, *solving.shares}, reverse=True)
     keep = {sigmas.index(share) for share in shares} | {len(sigmas)}
+    made = json.dumps(asdict(solving))
     for start in range(0, len(prompts), solving.batch):
         numbers = range(start, min(start + solving.batch, len(prompts)))
-        path = folder / f"{start:07d}.safetensors"
-        if not path.exists():
-            text = prompts.take(numbers).text_BLC
+        path, text = folder / f"{start:07d}.safetensors", prompts.take(numbers).text_BLC
+        if path.exists():
+            _check_made(path, made, text.cpu())
+        else:
             seeds = [int(np.random.SeedSequence([solving.seed, one]).generate_state(1)[0]) for one in numbers]
             noise = Gaussian(seeds, text.device)(0, 0, (len(seeds), *solving.shape))
             states = trajectory(teacher, sigmas, (text, negative_1LC), solving.guidance_scale, noise)
             kept = torch.stack([state for index, state in enumerate(states) if index in keep], 1)
             content = {"text": text, "states": kept, "shares": torch.tensor([*shares, 0.0], dtype=torch.float64)}
             with atomic(path) as temporary:
-                save_file({name: value.cpu().contiguous() for name, value in content.items()}, temporary)
+                save_file(
+                    {name: value.cpu().contiguous() for name, value in content.items()}, temporary, {"made": made}
+                )
         yield numbers[-1] + 1
+
+
+def _check_made(path: Path, made: str, text: Tensor) -> None:
+    with _open(path) as shard:
+        if (shard.metadata() or {}).get("made") != made or not torch.equal(shard.get_tensor("text"), text):
+            raise ValueError(f"{path} was made of other prompts or in another way; remove it or choose another folder")
