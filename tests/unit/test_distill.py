@@ -224,6 +224,32 @@ def test_every_term_moves_the_generator_in_its_own_way(trajectories: Trajectorie
     assert set(terms) == {"dmd", "regression", "flow_dmd", "flow_regression"}
 
 
+def test_where_critic_and_teacher_agree_the_student_stays() -> None:
+    found, terms = gradients(task(method(weights=PROMPTS_ONLY, guidance_scale=1.0)))
+    assert found.abs().max() < 1e-7 and max(terms["dmd"], terms["flow_dmd"]) < 1e-7
+    found, _ = gradients(task(method(weights=PROMPTS_ONLY, guidance_scale=4.0)))
+    assert found.abs().max() > 1e-3
+
+
+def test_the_scores_are_the_clean_videos_of_a_noised_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A critic whose velocity is larger by 1 than the teacher's sees a clean video that is less by the noise's share."""
+    one, seen = task(method(weights=Weights(1, 0, 0), guidance_scale=1.0), batch=3), []
+    with torch.no_grad():
+        one.critic.head.head.bias += 1
+    ordinary = losses.dmd
+
+    def watched(x: Tensor, real: Tensor, fake: Tensor) -> Tensor:
+        seen.append((real, fake))
+        return ordinary(x, real, fake)
+
+    monkeypatch.setattr(losses, "dmd", watched)
+    one.loss(0)
+    ((real, fake),) = seen
+    share = (real - fake).flatten(1)
+    torch.testing.assert_close(share, share.mean(1, keepdim=True).expand_as(share), atol=1e-4, rtol=1e-4)
+    assert (share.mean(1) > 0.019).all() and (share.mean(1) < 0.981).all() and share.mean(1).std() > 0.01
+
+
 @pytest.mark.parametrize("motion", losses.MOTIONS)
 def test_distillation_pulls_the_student_towards_its_teacher(
     trajectories: Trajectories, tmp_path: Path, motion: str

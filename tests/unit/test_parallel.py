@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def task(batch: int = 4, split: Split | None = None, mesh: Any = None) -> Distil
         for model in models:
             shard(model, mesh)
     how = method(weights=PROMPTS_ONLY, scored=3, longest=3, critic_steps=2, lr=1e-3, critic_lr=1e-3)
+    how = replace(how, recompute=mesh is not None)
     prompts = Prompts(texts(5))
     return DistillTask(models[0], models[1], models[2], prompts, NEGATIVE, how, SIZE, batch, 3, split=split or Split())
 

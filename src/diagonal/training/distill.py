@@ -107,9 +107,9 @@ def rollout(model: DiffusionModel, cache: WindowCache, method: Distillation, rol
 class DistillTask:
     """Generator and critic in turns: one step of the generator, then `critic_steps` of the critic.
 
-    All three models have float32 weights; the teacher's may be smaller. `first_latent` is for codecs whose first latent
-    is another kind than the rest: it is given the frames of a rollout up to the first that is scored, and returns that
-    one as the first of a video.
+    Generator and critic have float32 weights; the teacher's may be smaller. `first_latent` is for codecs whose first
+    latent is another kind than the rest: it is given the frames of a rollout up to the first that is scored, and
+    returns that one as the first of a video.
     """
 
     generator: Any
@@ -170,7 +170,7 @@ class DistillTask:
         batch = self._take(rngs)
         with autocast(self._device):
             x, text = self._make(step, batch, rngs)
-            real, fake = self._scores(x.detach(), text, rngs)
+            real, fake = self._scores(x, text, rngs)
         made: dict[str, Callable[[], Tensor]] = {
             "dmd": lambda: losses.dmd(x, real, fake),
             "flow_dmd": lambda: losses.flow_dmd(x, real, fake, self._motion),
@@ -198,10 +198,8 @@ class DistillTask:
         if self.method.forcing == DIFFUSION:
             return self._jump(batch, rngs), batch.text_BLC
         roll = self._roll(step, batch, rngs)
-        video, before = (
-            rollout(self.generator, self._cache(len(rngs)), self.method, roll),
-            roll.frames - self.method.scored,
-        )
+        video = rollout(self.generator, self._cache(len(rngs)), self.method, roll)
+        before = roll.frames - self.method.scored
         x = video[:, before:]
         if before and self.first_latent is not None:
             x = torch.cat([self.first_latent(video[:, : before + 1].detach()), x[:, 1:]], 1)
@@ -225,9 +223,8 @@ class DistillTask:
         """Clips, each chunk noised to a level of its own, in one call of the student."""
         clean = _known(batch)
         level, share = (one.to(self._device) for one in chunk_levels(self.method.preset, clean.shape[1], rngs))
-        x = noised(
-            clean, share.float(), Gaussian([seed_of(rng) for rng in rngs], self._device)(0, 0, tuple(clean.shape))
-        )
+        noise = Gaussian([seed_of(rng) for rng in rngs], self._device)(0, 0, tuple(clean.shape))
+        x = noised(clean, share.float(), noise)
         text = self.generator.embed_text(batch.text_BLC)
         return x - share.float()[..., None, None, None] * velocity(self.generator, x, level, text, self._blocks)
 
