@@ -232,7 +232,7 @@ def test_where_critic_and_teacher_agree_the_student_stays() -> None:
 
 
 def test_the_scores_are_the_clean_videos_of_a_noised_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A critic whose velocity is larger by 1 than the teacher's sees a clean video that is less by the noise's share."""
+    """A critic whose velocity is larger by 1 than the teacher's sees a video that is less by the noise's share."""
     one, seen = task(method(weights=Weights(1, 0, 0), guidance_scale=1.0), batch=3), []
     with torch.no_grad():
         one.critic.head.head.bias += 1
