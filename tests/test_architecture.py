@@ -97,7 +97,9 @@ ALLOWED = {
         "lpips",
         "names",
         "plan",
+        "presets",
         "recipes",
+        "schedules",
         "training",
         "video",
         "weights",
@@ -143,6 +145,12 @@ def test_imports_point_downwards(path: Path) -> None:
 @pytest.mark.parametrize("path", [p for p in FILES if MODULES[p].startswith(WITHOUT_TORCH)], ids=MODULES.get)
 def test_the_core_and_the_front_need_no_torch(path: Path) -> None:
     assert not [name for name in _top_level_imports(path) if name.split(".")[0] in ("torch", "diffusers")]
+
+
+def test_losses_see_tensors_and_never_modules() -> None:
+    path = SOURCE / "training" / "losses.py"
+    assert not [name for name in _imports(_tree(path)) if name.startswith("diagonal")]
+    assert not re.search(r"\bnn\.Module\b|\bModule\b", path.read_text())
 
 
 def _functions() -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -232,6 +240,7 @@ import diagonal.models.wham, diagonal.tokenizers.wham, diagonal.worlds.xbox, dia
 import diagonal.tokenizers.wan_vae, diagonal.tokenizers.taehv
 import diagonal.models.wan, diagonal.engine.denoise, diagonal.engine.teacher, diagonal.engine.chunk_masks
 import diagonal.presets, diagonal.lora, diagonal.umt5
+import diagonal.training.teacher, diagonal.training.distill, diagonal.training.parallel
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -6,11 +6,14 @@ Every call overwrites the chunk's keys in the cache. What later chunks see is wh
 (Diagonal Forcing), or of one more call on the finished chunk (`context_level`).
 
     for chunk in denoise(model, cache, settings, text=lambda index: embeddings, frames=21): ...
+
+Training runs the same loop (`Gradient`): one call of a chunk carries gradient, and none of what is cached does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
@@ -52,6 +55,18 @@ class Gaussian:
 
 
 @dataclass(frozen=True, slots=True)
+class Gradient:
+    """Where a rollout carries gradient, if the caller has it on.
+
+    `step` names the level of a chunk whose call does; the chunk ends there, and what later chunks see is written as if
+    it had gone on: at the context level, or at its last one. None: all levels, as in inference.
+    """
+
+    step: Callable[[int], int | None]
+    recompute: bool = False  # activations are computed again in the backward pass, so the past must be kept for it
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """How a video is denoised. `sigma` gives the share of noise at a timestep."""
 
@@ -62,6 +77,7 @@ class Settings:
     chunk_frames: int = 3
     recache: bool = True  # when the text changes, compute the window's keys again under the new one
     keep_sink: bool = True  # but leave a sink that is older than the window as it is
+    gradient: Gradient | None = None  # for training
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,16 +164,21 @@ class _Run:
             raise ValueError(f"latents of {height}x{width} asked for; both sides must be multiples of {side}")
         return height // side, width // side
 
-    @torch.inference_mode()
+    def _mode(self, carries: bool = False) -> AbstractContextManager[None]:
+        """Whether what is computed inside may be part of a gradient."""
+        if self.settings.gradient is None:
+            return torch.inference_mode()
+        return torch.set_grad_enabled(carries and torch.is_grad_enabled())
+
     def prompt(self, text_BLC: Tensor) -> None:
         """Use another text from now on."""
         if text_BLC.ndim == 3 and text_BLC.shape[0] not in (1, self.cache.batch):
             raise ValueError(
                 f"{text_BLC.shape[0]} prompts given for {self.cache.batch} videos; give one each, or one for all"
             )
-        self.text = self.model.embed_text(text_BLC)
+        with self._mode(carries=True):
+            self.text = self.model.embed_text(text_BLC)
 
-    @torch.inference_mode()
     def give(self, latents_BFCHW: Tensor) -> None:
         """Take clean latents as the beginning of the video."""
         shape = self._shape(latents_BFCHW.shape[1])
@@ -169,29 +190,35 @@ class _Run:
         for part in (*latents_BFCHW[:, :first].split(size, 1), *latents_BFCHW[:, first:].split(size, 1)):
             if part.shape[1]:
                 memory, rope = self._place(self.end, part.shape[1])
-                self._velocity(part, 0.0, rope, memory)
+                self._feed(part, 0.0, (0, 0), rope, memory)
                 self._done(part)
 
-    @torch.inference_mode()
     def chunk(self, index: int) -> Tensor:
         """Denoise the next chunk."""
-        schedule, sigma = self.settings.schedule, self.settings.sigma
+        schedule, sigma, gradient = self.settings.schedule, self.settings.sigma, self.settings.gradient
         shape = self._shape(self.settings.chunk_frames)
         memory, rope = self._place(self.end, self.settings.chunk_frames)
-        levels = schedule.levels(index)
+        levels, context = schedule.levels(index), schedule.context_level(index)
+        taught = None if gradient is None else gradient.step(index)
+        last = len(levels) - 1 if taught is None else taught
+        if not 0 <= last < len(levels):
+            raise ValueError(f"chunk {index} should end at step {last}; it has {len(levels)}, counted from 0")
+        if context is None and last < len(levels) - 1:
+            context = levels[-1]  # the call that would have left the cache does not come
         x = clean = self.settings.noise(index, 0, shape)
-        for step, level in enumerate(levels):
-            if step:
-                x = self._noised(clean, level, self.settings.noise(index, step, shape))
-            clean = x - sigma(level) * self._velocity(x, level, rope, memory)
+        for step, level in enumerate(levels[: last + 1]):
+            with self._mode(carries=step == taught):
+                if step:
+                    x = self._noised(clean, level, self.settings.noise(index, step, shape))
+                if step == taught and gradient is not None and gradient.recompute:
+                    memory = memory.remembered()
+                clean = x - sigma(level) * self._velocity(x, level, rope, memory)
         _check(clean, f"chunk {index} (latent frames {self.end} to {self.end + shape[1] - 1})")
-        context = schedule.context_level(index)
         if context is not None:
-            self._feed(clean, context, (index, len(levels)), rope, memory)
-        self._done(clean)
+            self._feed(clean.detach(), context, (index, len(levels)), rope, memory)
+        self._done(clean.detach())
         return clean
 
-    @torch.inference_mode()
     def recache(self, index: int) -> None:
         """Compute the keys of the window again under the present text: one call on its clean latents, which see all of
         each other. A sink that is older than the window is kept as it is, or else given up: the window's first frames
@@ -212,17 +239,19 @@ class _Run:
     def _place(self, start: int, frames: int) -> tuple[WindowStep, Rope]:
         """What depends on the place of a chunk alone: its slots, and the rotation of its tokens."""
         cache, device = self.cache, self.cache.k.device
-        memory = cache.at(start, frames)
-        shift = cache.sink_shift(start, frames)
-        if shift:
-            turn = self.model.rope(torch.full((1,), shift, device=device), 1, 1)
-            cache.move_sink(lambda k: self.model.rotate(k, turn))
-        return memory, self.model.rope(torch.arange(start, start + frames, device=device), *self._grid())
+        with self._mode():
+            memory = cache.at(start, frames)
+            shift = cache.sink_shift(start, frames)
+            if shift:
+                turn = self.model.rope(torch.full((1,), shift, device=device), 1, 1)
+                cache.move_sink(lambda k: self.model.rotate(k, turn))
+            return memory, self.model.rope(torch.arange(start, start + frames, device=device), *self._grid())
 
     def _feed(self, clean: Tensor, level: float, draw: tuple[int, int], rope: Rope, memory: WindowStep) -> None:
         """Leave the keys of latents in the cache, noised to a level; 0 means clean."""
-        x = self._noised(clean, level, self.settings.noise(*draw, tuple(clean.shape))) if level else clean
-        self._velocity(x, level, rope, memory)
+        with self._mode():
+            x = self._noised(clean, level, self.settings.noise(*draw, tuple(clean.shape))) if level else clean
+            self._velocity(x, level, rope, memory)
 
     def _noised(self, clean: Tensor, level: float, noise: Tensor) -> Tensor:
         share = self.settings.sigma(level)

@@ -13,7 +13,7 @@ the window's start give the same attention, since rotary embedding only knows di
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -103,9 +103,16 @@ class WindowStep:
     cache: WindowCache
     slots_S: Tensor
     extent: int
+    past: tuple[Tensor, Tensor] | None = None  # what to read instead of the cache, which may have gone on since
 
     def layer(self, index: int) -> WindowLayer:
-        return WindowLayer(self.cache.k[index], self.cache.v[index], self)
+        return WindowLayer(self.cache.k[index], self.cache.v[index], self, index)
+
+    def remembered(self) -> WindowStep:
+        """The same with a copy of what is visible now: a call that is repeated later, for gradients, sees it again."""
+        return replace(
+            self, past=(self.cache.k[:, :, : self.extent].clone(), self.cache.v[:, :, : self.extent].clone())
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +122,18 @@ class WindowLayer:
     k: Tensor
     v: Tensor
     step: WindowStep
+    index: int
 
     def attend(self, q_BHSD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor) -> Tensor:
-        k, v = self._put(self.k, k_BHSD), self._put(self.v, v_BHSD)
+        past_k, past_v = (self.k, self.v) if self.step.past is None else (part[self.index] for part in self.step.past)
+        k, v = self._put(self.k, k_BHSD, past_k), self._put(self.v, v_BHSD, past_v)
         mixed = F.scaled_dot_product_attention(q_BHSD.to(k.dtype), k.transpose(1, 2), v.transpose(1, 2))
         return mixed.to(q_BHSD.dtype)
 
-    def _put(self, buffer: Tensor, new_BHSD: Tensor) -> Tensor:
+    def _put(self, buffer: Tensor, new_BHSD: Tensor, past: Tensor) -> Tensor:
         """Write the new tokens; what is visible after it. Gradients reach the new tokens, and never the past."""
         new, slots = new_BHSD.transpose(1, 2).to(buffer.dtype), self.step.slots_S
         buffer.index_copy_(1, slots, new.detach())
-        visible = buffer[:, : self.step.extent]
-        return visible.index_copy(1, slots, new) if new.requires_grad else visible
+        visible = past[:, : self.step.extent]
+        copied = new.requires_grad or past is not buffer
+        return visible.index_copy(1, slots, new) if copied else visible

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -63,13 +63,36 @@ class Task(Protocol):
         ...
 
 
-def fit(task: Task, config: RunConfig, folder: str | Path) -> Iterator[dict[str, Any]]:
+class Store(Protocol):
+    """Where a run's numbers and state go: to one process, or to many that train together (training/parallel.py)."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process keeps the curve and the samples."""
+        ...
+
+    def number(self, value: Tensor) -> float:
+        """A loss, a norm or the like, for all processes."""
+        ...
+
+    def save(self, task: Task, average: Average, folder: Path, step: int) -> None:
+        """Keep all that the run needs to go on from this step; until it is written, the state before it stays."""
+        ...
+
+    def load(self, task: Task, average: Average, folder: Path) -> int:
+        """Take up the newest state of the folder, and say its step; 0 where there is none."""
+        ...
+
+
+def fit(task: Task, config: RunConfig, folder: str | Path, store: Store | None = None) -> Iterator[dict[str, Any]]:
     """Train to the end, going on from the folder's checkpoint if there is one; yields each line of the curve."""
-    folder = Path(folder)
+    folder, store = Path(folder), store or Alone()
     folder.mkdir(parents=True, exist_ok=True)
     peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in task.optimizers]
     average = Average(task.module, config.ema)
-    first = _resume(task, average, folder)
+    first = store.load(task, average, folder)
+    if store.writes:
+        _cut(folder / "curve.jsonl", first)
     parameters = [parameter for parameter in task.module.parameters() if parameter.requires_grad]
     began, done = time.perf_counter(), first
     for step in range(first, config.steps):
@@ -81,29 +104,30 @@ def fit(task: Task, config: RunConfig, folder: str | Path) -> Iterator[dict[str,
         norm = nn.utils.clip_grad_norm_(parameters, config.clip)
         for optimizer in task.optimizers:
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
         average.update(task.module)
+        task.module.zero_grad(set_to_none=True)
         last = step + 1 == config.steps
         logs, saves = (last or (step + 1) % every == 0 for every in (config.log_every, config.save_every))
         if logs or saves:
-            _check(float(loss.detach()), float(norm), step + 1, folder)
+            numbers = {"loss": store.number(loss.detach()), "grad_norm": store.number(norm)}
+            _check(numbers, step + 1, folder)
         if logs:
-            line = {"step": step + 1, "loss": float(loss.detach()), "grad_norm": float(norm)}
-            line |= {key: float(value) for key, value in extras.items()}
+            line = {"step": step + 1, **numbers} | {key: store.number(value) for key, value in extras.items()}
             line["steps_per_second"] = (step + 1 - done) / (time.perf_counter() - began)
             if last or (step + 1) % config.evaluate_every == 0:
-                line |= _evaluate(task, average, folder)
+                line |= _evaluate(task, average, folder if store.writes else None)
             began, done = time.perf_counter(), step + 1
-            _append(folder / "curve.jsonl", line)
+            if store.writes:
+                _append(folder / "curve.jsonl", line)
             yield line
         if saves:
-            _save(task, average, folder, step + 1)
+            store.save(task, average, folder, step + 1)
     average.copy_to(task.module)
 
 
-def _check(loss: float, norm: float, step: int, folder: Path) -> None:
+def _check(numbers: dict[str, float], step: int, folder: Path) -> None:
     """A state that is no number is never saved."""
-    for name, value in (("loss", loss), ("norm of the gradient", norm)):
+    for name, value in zip(("loss", "norm of the gradient"), numbers.values(), strict=True):
         if not math.isfinite(value):
             raise ValueError(f"the {name} is {value} at step {step}; {folder} keeps the last good state")
 
@@ -117,59 +141,80 @@ class Average:
 
     @torch.no_grad()
     def update(self, module: nn.Module) -> None:
-        if self.decay is not None:
-            torch._foreach_lerp_(self.weights, [p.detach() for p in module.parameters()], 1 - self.decay)
+        """After a step: weights that had no gradient took no part in it, and their average stays."""
+        if self.decay is None:
+            return
+        pairs = zip(self.weights, module.parameters(), strict=True)
+        moved = [(mean, parameter.detach()) for mean, parameter in pairs if parameter.grad is not None]
+        if moved:
+            torch._foreach_lerp_([mean for mean, _ in moved], [weight for _, weight in moved], 1 - self.decay)
 
     @torch.no_grad()
     def copy_to(self, module: nn.Module) -> None:
         if self.decay is not None:
-            torch._foreach_copy_([p.detach() for p in module.parameters()], self.weights)
+            _copy(self.weights, module)
 
 
-def _evaluate(task: Task, average: Average, folder: Path) -> dict[str, float]:
+def _evaluate(task: Task, average: Average, folder: Path | None) -> dict[str, float]:
     """Numbers and samples of the weights that the run would give now."""
     kept = [parameter.detach().clone() for parameter in task.module.parameters()]
     average.copy_to(task.module)
     task.module.eval()
     numbers, sheet = task.evaluate(), task.sheet()
     task.module.train()
-    with torch.no_grad():
-        torch._foreach_copy_([parameter.detach() for parameter in task.module.parameters()], kept)
-    if sheet is not None:
+    _copy(kept, task.module)
+    if sheet is not None and folder is not None:
         write_picture(folder / "sheet.png", sheet)
     return numbers
 
 
-def _save(task: Task, average: Average, folder: Path, step: int) -> None:
-    state = {
-        "step": step,
-        "module": task.module.state_dict(),
-        "optimizers": [optimizer.state_dict() for optimizer in task.optimizers],
-        "average": average.weights,
-    }
-    with atomic(folder / "checkpoint.pt") as temporary:
-        torch.save(state, temporary)
+@torch.no_grad()
+def _copy(weights: Sequence[Tensor], module: nn.Module) -> None:
+    for parameter, weight in zip(module.parameters(), weights, strict=True):  # one by one: they may be sharded
+        parameter.copy_(weight)
 
 
-def _resume(task: Task, average: Average, folder: Path) -> int:
-    """Load the checkpoint, and drop the curve's lines that came after it; returns the step to go on with."""
-    path, curve = folder / "checkpoint.pt", folder / "curve.jsonl"
-    if not path.exists():
+class Alone:
+    """A run of one process: its state is one file."""
+
+    writes = True
+
+    def number(self, value: Tensor) -> float:
+        return float(value)
+
+    def save(self, task: Task, average: Average, folder: Path, step: int) -> None:
+        state = {
+            "step": step,
+            "module": task.module.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in task.optimizers],
+            "average": average.weights,
+        }
+        with atomic(folder / "checkpoint.pt") as temporary:
+            torch.save(state, temporary)
+
+    def load(self, task: Task, average: Average, folder: Path) -> int:
+        path = folder / "checkpoint.pt"
+        if not path.exists():
+            return 0
+        device = next(task.module.parameters()).device
+        state = torch.load(path, map_location=device, weights_only=True)
+        task.module.load_state_dict(state["module"])
+        for optimizer, saved in zip(task.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        average.weights = state["average"]
+        return int(state["step"])
+
+
+def _cut(curve: Path, step: int) -> None:
+    """Drop the lines that came after the step that is gone on from."""
+    if not step:
         curve.unlink(missing_ok=True)
-        return 0
-    device = next(task.module.parameters()).device
-    state = torch.load(path, map_location=device, weights_only=True)
-    task.module.load_state_dict(state["module"])
-    for optimizer, saved in zip(task.optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(saved)
-    average.weights = state["average"]
-    if curve.exists():
+    elif curve.exists():
         # A kill may leave half of the last line.
         whole = [line for line in curve.read_text().splitlines() if line.endswith("}")]
-        lines = [line for line in whole if json.loads(line)["step"] <= state["step"]]
+        lines = [line for line in whole if json.loads(line)["step"] <= step]
         with atomic(curve) as temporary:
             temporary.write_text("".join(line + "\n" for line in lines))
-    return int(state["step"])
 
 
 def _append(path: Path, line: dict[str, Any]) -> None:

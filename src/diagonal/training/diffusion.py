@@ -1,0 +1,148 @@
+"""What all training of latent video models shares: whose samples are whose, levels of noise, memory and precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from diagonal.engine import chunk_masks
+from diagonal.engine.attention import WIDE
+from diagonal.engine.protocols import Memory
+from diagonal.engine.window import Window
+from diagonal.presets import Preset
+from diagonal.schedules.denoising.noise import FlowTable
+
+Terms = dict[str, Tensor]
+HELD_OUT = 1_000_003  # added to a seed for what is drawn to evaluate
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How the samples of a step are shared out: over processes, and in each, over parts that fit its memory."""
+
+    rank: int = 0
+    world: int = 1
+    part: int | None = None  # samples at a time; None: all
+
+    def own(self, batch: int) -> range:
+        """The samples of this process; together the processes have all."""
+        if batch % self.world:
+            raise ValueError(f"a batch of {batch} given for {self.world} processes; it must be a multiple of them")
+        count = batch // self.world
+        return range(self.rank * count, (self.rank + 1) * count)
+
+    def mean(self, batch: int, loss: Callable[[Sequence[int]], tuple[Tensor, Terms]]) -> tuple[Tensor, Terms]:
+        """The mean loss of this process's samples, and the terms of it.
+
+        The backward pass of all parts but the last is done here, so that only one part's activations are alive.
+        """
+        own = self.own(batch)
+        size = self.part or len(own)
+        value, terms = torch.zeros((), dtype=torch.float64), Terms()
+        for start in range(0, len(own), size):
+            part = own[start : start + size]
+            new, found = loss(part)
+            share = len(part) / len(own)
+            for name, term in found.items():
+                terms[name] = terms.get(name, 0) + share * term.detach()
+            if start + size < len(own):
+                (share * new).backward()
+                new = new.detach()
+            value = value.to(new.device) + share * new
+        return value, terms
+
+
+def draw(seed: int, step: int, sample: int) -> np.random.Generator:
+    """Where the random numbers of one sample of one step come from, whatever process and part it is in."""
+    return np.random.default_rng([seed, step, sample])
+
+
+def seed_of(rng: np.random.Generator) -> int:
+    """A seed for a tensor of noise."""
+    return int(rng.integers(2**62))
+
+
+def shifted(line: float, shift: float) -> float:
+    """The share of noise at a place of the line from 0 (clean) to 1 (noise)."""
+    return shift * line / (1 + (shift - 1) * line)
+
+
+def noised(clean: Tensor, share: Tensor, noise: Tensor) -> Tensor:
+    """x_t = (1 - s) x0 + s noise, with a share (B, F or 1) for each sample and frame."""
+    share = share[..., None, None, None]
+    return (1 - share) * clean + share * noise
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """bfloat16 on a GPU over float32 weights. Casts are not kept: older PyTorch would use one that was made without
+    gradient where there is one."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False)
+
+
+def recompute(module: Any) -> None:
+    """Let the blocks of a model compute their activations again in the backward pass instead of keeping them."""
+
+    def kernels() -> tuple[Any, Any]:
+        return sdpa_kernel(WIDE, set_priority=True), sdpa_kernel(WIDE, set_priority=True)
+
+    for block in module.blocks:
+        block.forward = _again(block.forward, kernels)
+
+
+def _again(forward: Callable[..., Tensor], contexts: Callable[[], tuple[Any, Any]]) -> Callable[..., Tensor]:
+    def run(*given: Any) -> Tensor:
+        out: Tensor = checkpoint(forward, *given, use_reentrant=False, context_fn=contexts)
+        return out
+
+    return run
+
+
+def chunk_memory(preset: Preset, frames: int, tokens: int, device: torch.device) -> Memory:
+    """What each frame sees when a whole video goes through the student at once: what its window would hold."""
+    assert preset.chunk_frames is not None
+    window = Window(preset.window_frames, preset.sink_frames) if preset.window_frames else None
+    mask = chunk_masks.block_causal(frames, preset.chunk_frames, window).to(device)
+    return chunk_masks.dense(mask, tokens)
+
+
+def chunk_levels(preset: Preset, frames: int, rngs: Sequence[np.random.Generator]) -> tuple[Tensor, Tensor]:
+    """A level for every chunk, drawn from its own of the schedule: timesteps and shares of noise, (B, F) each."""
+    assert preset.chunk_frames is not None
+    chunks, table = range(frames // preset.chunk_frames), FlowTable(preset.shift)
+    drawn = [[float(rng.choice(preset.schedule.levels(chunk))) for chunk in chunks] for rng in rngs]
+    shares = [[table.sigma(level) for level in row] for row in drawn]
+    level, share = (torch.tensor(one, dtype=torch.float64) for one in (drawn, shares))
+    return level.repeat_interleave(preset.chunk_frames, 1), share.repeat_interleave(preset.chunk_frames, 1)
+
+
+def adam(module: nn.Module, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.Optimizer:
+    """The optimizer of all that is learnt here, over float32 weights."""
+    wrong = [name for name, one in module.named_parameters() if one.dtype != torch.float32]
+    if wrong:
+        raise ValueError(f"{wrong[0]} and {len(wrong) - 1} more are not float32; small updates would be lost: convert")
+    return torch.optim.AdamW(module.parameters(), lr=lr, betas=betas, weight_decay=weight_decay)
+
+
+def check_frames(preset: Preset, frames: int) -> None:
+    """Refuse a preset that is no chunk schedule, and videos that do not divide into its chunks."""
+    if preset.chunk_frames is None:
+        raise ValueError("the preset has no chunks: it is a teacher's; take one such as diagonal-distillation")
+    if frames % preset.chunk_frames or frames < 1:
+        raise ValueError(
+            f"videos of {frames} latent frames given; they must divide into chunks of {preset.chunk_frames}"
+        )
+
+
+def preset_shares(preset: Preset, frames: int) -> tuple[float, ...]:
+    """The shares of noise at which a video of this length meets the model: those to record trajectories at."""
+    check_frames(preset, frames)
+    table = FlowTable(preset.shift)
+    levels = [level for chunk in range(frames // (preset.chunk_frames or 1)) for level in preset.schedule.levels(chunk)]
+    return tuple(sorted({table.sigma(level) for level in levels}, reverse=True))

@@ -1,0 +1,162 @@
+"""What latent diffusion learns from: prompts alone, clips with prompts, or what a teacher made of noise.
+
+Each source gives any of its samples by number. Latents are (N, F, C, H, W) in float32, prompts are embeddings
+(N, L, C). Trajectories of a teacher lie in a folder of shards, one batch each, and are read as they are needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from diagonal.engine.denoise import Gaussian
+from diagonal.engine.protocols import DiffusionModel
+from diagonal.engine.teacher import trajectory
+from diagonal.files import atomic
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples: prompts, and where the source has them, noise and the video that belongs to both."""
+
+    text_BLC: Tensor
+    video_BFCHW: Tensor | None = None
+    noise_BFCHW: Tensor | None = None
+
+
+class Source(Protocol):
+    """Numbered samples."""
+
+    def __len__(self) -> int: ...
+    def take(self, chosen: Sequence[int]) -> Batch: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Texts alone: all that distribution matching needs."""
+
+    text_NLC: Tensor
+
+    def __len__(self) -> int:
+        return len(self.text_NLC)
+
+    def take(self, chosen: Sequence[int]) -> Batch:
+        return Batch(self.text_NLC[list(chosen)])
+
+
+@dataclass(frozen=True, slots=True)
+class Clips:
+    """Real videos and their prompts."""
+
+    text_NLC: Tensor
+    video_NFCHW: Tensor
+
+    def __len__(self) -> int:
+        return len(self.text_NLC)
+
+    def take(self, chosen: Sequence[int]) -> Batch:
+        return Batch(self.text_NLC[list(chosen)], self.video_NFCHW[list(chosen)])
+
+
+class Trajectories:
+    """Videos of a teacher from the noise to the clean end, at the shares of noise that the student is trained at."""
+
+    def __init__(self, folder: str | Path, device: torch.device) -> None:
+        self.device = device
+        self._rows: list[tuple[Path, int]] = []
+        # Names that begin with a dot are what a killed process had not finished.
+        for path in sorted(Path(folder).glob("[!.]*.safetensors")):
+            with _open(path) as shard:
+                shares = tuple(shard.get_tensor("shares").tolist())
+                if self._rows and shares != self.shares:
+                    raise ValueError(f"{path} has states at {shares}, the shards before it at {self.shares}")
+                self.shares: tuple[float, ...] = shares  # from 1 down to 0
+                self._rows += [(path, row) for row in range(shard.get_slice("text").get_shape()[0])]
+        if not self._rows:
+            raise ValueError(f"{folder} holds no trajectories (*.safetensors); record them with the teacher first")
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, chosen: Sequence[int]) -> Batch:
+        text, states = self.states(chosen)
+        return Batch(text, states[:, -1], states[:, 0])
+
+    def states(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Prompts, and states (B, shares, F, C, H, W)."""
+        parts: dict[str, list[Tensor]] = {"text": [], "states": []}
+        for path, row in (self._rows[index] for index in chosen):
+            with _open(path) as shard:
+                for name, rows in parts.items():
+                    rows.append(shard.get_slice(name)[row : row + 1].float())
+        text, states = (torch.cat(rows).to(self.device) for rows in parts.values())
+        return text, states
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no shard of trajectories: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Solving:
+    """How a teacher's trajectories are made. The student's own shares of noise are added to the solver's steps, so that
+    the states it learns from are exact."""
+
+    shape: tuple[int, ...]  # (F, C, H, W)
+    shares: tuple[float, ...]  # of noise, at which states are kept besides the noise itself
+    steps: int = 48
+    shift: float = 8.0
+    guidance_scale: float = 6.0
+    batch: int = 1
+    seed: int = 0
+
+    def sigmas(self) -> list[float]:
+        line = np.linspace(1, 0, self.steps + 1)[:-1]
+        steps = self.shift * line / (1 + (self.shift - 1) * line)
+        return sorted({1.0, *steps.tolist(), *self.shares}, reverse=True)
+
+
+def record(
+    teacher: DiffusionModel, prompts: Prompts, negative_1LC: Tensor, solving: Solving, folder: str | Path
+) -> Iterator[int]:
+    """Let the teacher make a video of every prompt; yields how many are done. Shards that are there are kept, if they
+    were made of the same prompts in the same way."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    sigmas, shares = solving.sigmas(), sorted({1.0, *solving.shares}, reverse=True)
+    keep = {sigmas.index(share) for share in shares} | {len(sigmas)}
+    made = json.dumps(asdict(solving))
+    for start in range(0, len(prompts), solving.batch):
+        numbers = range(start, min(start + solving.batch, len(prompts)))
+        path, text = folder / f"{start:07d}.safetensors", prompts.take(numbers).text_BLC
+        if path.exists():
+            _check_made(path, made, text.cpu())
+        else:
+            seeds = [int(np.random.SeedSequence([solving.seed, one]).generate_state(1)[0]) for one in numbers]
+            noise = Gaussian(seeds, text.device)(0, 0, (len(seeds), *solving.shape))
+            states = trajectory(teacher, sigmas, (text, negative_1LC), solving.guidance_scale, noise)
+            kept = torch.stack([state for index, state in enumerate(states) if index in keep], 1)
+            content = {"text": text, "states": kept, "shares": torch.tensor([*shares, 0.0], dtype=torch.float64)}
+            with atomic(path) as temporary:
+                save_file(
+                    {name: value.cpu().contiguous() for name, value in content.items()}, temporary, {"made": made}
+                )
+        yield numbers[-1] + 1
+
+
+def _check_made(path: Path, made: str, text: Tensor) -> None:
+    with _open(path) as shard:
+        if (shard.metadata() or {}).get("made") != made or not torch.equal(shard.get_tensor("text"), text):
+            raise ValueError(f"{path} was made of other prompts or in another way; remove it or choose another folder")

@@ -1,0 +1,144 @@
+"""Training by several processes, started by torchrun: weights, gradients and optimizer state are shared out (FSDP2).
+
+    with processes(torch.device("cuda")) as group:          # one process alone is a group too
+        for model in (generator, critic, teacher):
+            shard(model, group.mesh)                        # before the optimizers are made
+        task = DistillTask(..., split=group.split(part=1))
+        for line in fit(task, config, folder, group): ...
+
+Samples are numbered over all processes and draw their own random numbers, so that a run does not depend on how many
+processes there are, but for the order of sums. Checkpoints are written by all of them (torch.distributed.checkpoint)
+and can be taken up by any number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+from diagonal.files import atomic
+from diagonal.training.diffusion import Split
+from diagonal.training.run import Average, Task
+
+POINTER = "checkpoint.json"  # names the folder that holds the newest whole state
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The processes of a run, and what they do together: a `training.run.Store`."""
+
+    mesh: DeviceMesh
+    device: torch.device
+
+    @property
+    def writes(self) -> bool:
+        return dist.get_rank() == 0
+
+    def split(self, part: int | None = None) -> Split:
+        """This process's samples, `part` of them at a time."""
+        return Split(dist.get_rank(), dist.get_world_size(), part)
+
+    def number(self, value: Tensor) -> float:
+        """What is sharded is one number already; of what each process has its own, the mean."""
+        if isinstance(value, DTensor):
+            return float(value.full_tensor())
+        mean = value.detach().double().to(self.device).clone()
+        dist.all_reduce(mean)
+        return float(mean / dist.get_world_size())
+
+    def save(self, task: Task, average: Average, folder: Path, step: int) -> None:
+        target = folder / f"checkpoint-{step:08d}"
+        save(_state(task, average), checkpoint_id=str(target))
+        if self.writes:
+            with atomic(folder / POINTER) as temporary:
+                temporary.write_text(json.dumps({"step": step, "folder": target.name}) + "\n")
+            for old in folder.glob("checkpoint-*"):
+                if old != target:
+                    shutil.rmtree(old)
+        dist.barrier()
+
+    def load(self, task: Task, average: Average, folder: Path) -> int:
+        if not (folder / POINTER).exists():
+            return 0
+        newest = json.loads((folder / POINTER).read_text())
+        state = _state(task, average)
+        load(state, checkpoint_id=str(folder / newest["folder"]))
+        set_state_dict(
+            task.module,
+            task.optimizers,
+            model_state_dict=state["module"],
+            optim_state_dict=state["optimizers"],
+        )
+        return int(newest["step"])
+
+
+def _state(task: Task, average: Average) -> dict[str, Any]:
+    """Everything that a run goes on from, by names that do not depend on how it is shared out. Loading is in place."""
+    module, optimizers = get_state_dict(task.module, task.optimizers)
+    names = [name for name, _ in task.module.named_parameters()]
+    means = dict(zip(names, average.weights, strict=True)) if average.weights else {}
+    return {"module": module, "optimizers": optimizers, "average": means}
+
+
+@contextmanager
+def processes(device: torch.device, replicas: int = 1) -> Iterator[Group]:
+    """The processes that torchrun started, or this one alone. Weights are shared out over all of them, or within each
+    of `replicas` groups that hold them all (hybrid: of several machines, only gradients cross between them)."""
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if world % replicas:
+        raise ValueError(f"{replicas} replicas given for {world} processes; they must divide them")
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if "MASTER_ADDR" in os.environ:
+        dist.init_process_group(backend, rank=rank, world_size=world)
+    else:
+        dist.init_process_group(backend, rank=rank, world_size=world, store=dist.HashStore())  # type: ignore[attr-defined]
+    shape, names = ((replicas, world // replicas), ("replica", "shard")) if replicas > 1 else ((world,), ("shard",))
+    try:
+        with warnings.catch_warnings():
+            # Outputs that are views are fine: nothing here is changed in place.
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+            yield Group(init_device_mesh(device.type, shape, mesh_dim_names=names), device)
+    finally:
+        dist.destroy_process_group()
+
+
+def shard(module: Any, mesh: DeviceMesh) -> None:
+    """Share out a diffusion transformer's weights. A block's large matrices are gathered while it runs; the rest (the
+    embeddings, and of the blocks what the noise level and the prompt ask for beforehand) while the model does."""
+    for block in module.blocks:
+        own, cross = block.self_attn, block.cross_attn
+        fully_shard([own.qkv, own.o, cross.q, cross.o, block.ffn], mesh=mesh)
+    # Also the rest is given back after every call: those without gradient have no backward pass to do it.
+    fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    register_fsdp_forward_method(module, "embed_text")
+
+
+def gathered(module: nn.Module) -> dict[str, Tensor]:
+    """All weights of a model that is shared out, on the CPU of the first process: what is shipped."""
+    state = get_model_state_dict(module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}

@@ -1,0 +1,143 @@
+"""Trains models of latent video with whole videos in one call: the bidirectional teacher, and a causal student's start.
+
+The teacher learns the velocity of noised clips (flow matching), now and then without their prompt, so that it can be
+guided. A student begins as the teacher with frames that no longer see the future, and learns to jump from states of the
+teacher's trajectories, each chunk at a level of its own, to their end (ODE initialisation of CausVid).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diagonal.engine.attention import Full
+from diagonal.engine.denoise import Gaussian
+from diagonal.engine.teacher import velocity
+from diagonal.presets import Preset
+from diagonal.schedules.denoising.noise import START
+from diagonal.training import losses
+from diagonal.training.diffusion import (
+    HELD_OUT,
+    Split,
+    Terms,
+    adam,
+    autocast,
+    check_frames,
+    chunk_levels,
+    chunk_memory,
+    draw,
+    noised,
+    preset_shares,
+    seed_of,
+    shifted,
+)
+from diagonal.training.latents import Clips, Trajectories
+from diagonal.video import VideoArray
+
+EVALUATED = 4  # batches
+
+
+@dataclass
+class TeacherTask:
+    """Flow matching on clips, of which a share loses its prompt. Shares of noise are even before the shift."""
+
+    module: Any
+    data: Clips
+    held_out: Clips
+    negative_1LC: Tensor  # what stands for no prompt
+    batch: int
+    seed: int
+    lr: float = 1e-3
+    shift: float = 5.0
+    dropout: float = 0.1
+    split: Split = field(default_factory=Split)
+    optimizers: list[torch.optim.Optimizer] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.module.train().requires_grad_(True)
+        self.optimizers = [adam(self.module, self.lr, (0.9, 0.95), 0.01)]
+
+    def loss(self, step: int) -> tuple[Tensor, Terms]:
+        return self.split.mean(self.batch, lambda samples: (self._loss(self.data, self.seed, step, samples), {}))
+
+    def _loss(self, data: Clips, seed: int, step: int, samples: Sequence[int]) -> Tensor:
+        rngs = [draw(seed, step, sample) for sample in samples]
+        batch = data.take([int(rng.integers(len(data))) for rng in rngs])
+        clean, device = batch.video_BFCHW, batch.text_BLC.device
+        assert clean is not None
+        dropped = torch.tensor([rng.random() < self.dropout for rng in rngs], device=device)[:, None, None]
+        share = torch.tensor([[shifted(rng.random(), self.shift)] for rng in rngs], device=device)
+        noise = Gaussian([seed_of(rng) for rng in rngs], device)(0, 0, tuple(clean.shape))
+        with autocast(device):
+            text = self.module.embed_text(torch.where(dropped, self.negative_1LC, batch.text_BLC))
+            found = velocity(self.module, noised(clean, share, noise), START * share, text, Full())
+        return losses.flow_matching(found, noise, clean)
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """The loss on held-out clips, at levels and with noise that are the same each time."""
+        every = range(self.batch)
+        found = [self._loss(self.held_out, self.seed + HELD_OUT, step, every) for step in range(EVALUATED)]
+        return {"val_loss": float(torch.stack(found).mean())}
+
+    def sheet(self) -> VideoArray | None:
+        """Samples need a decoder: `diagonal generate` shows them."""
+        return None
+
+
+@dataclass
+class OdeTask:
+    """The student's x0 from states of the teacher's trajectories, against their end."""
+
+    module: Any
+    data: Trajectories
+    held_out: Trajectories
+    preset: Preset
+    batch: int
+    seed: int
+    lr: float = 2e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.01
+    split: Split = field(default_factory=Split)
+    optimizers: list[torch.optim.Optimizer] = field(init=False)
+
+    def __post_init__(self) -> None:
+        _, states = self.data.states([0])
+        frames, side = states.shape[2], self.module.config.patch
+        check_frames(self.preset, frames)
+        self._frames, self._device = frames, states.device
+        self._memory = chunk_memory(self.preset, frames, states[0, 0, 0, 0].numel() // side**2, self._device)
+        missing = {*preset_shares(self.preset, frames)} - {*self.data.shares}
+        if missing:
+            raise ValueError(f"the trajectories have no states at {sorted(missing)}, which the schedule asks for")
+        self.module.train().requires_grad_(True)
+        self.optimizers = [adam(self.module, self.lr, self.betas, self.weight_decay)]
+
+    def loss(self, step: int) -> tuple[Tensor, Terms]:
+        return self.split.mean(self.batch, lambda samples: (self._loss(self.data, self.seed, step, samples), {}))
+
+    def _loss(self, data: Trajectories, seed: int, step: int, samples: Sequence[int]) -> Tensor:
+        rngs = [draw(seed, step, sample) for sample in samples]
+        text, states_BSFCHW = data.states([int(rng.integers(len(data))) for rng in rngs])
+        level, share = chunk_levels(self.preset, self._frames, rngs)
+        which = torch.tensor([[data.shares.index(one) for one in row] for row in share.tolist()], device=self._device)
+        x = states_BSFCHW[torch.arange(len(text))[:, None], which, torch.arange(self._frames)]
+        with autocast(self._device):
+            flow = velocity(self.module, x, level.to(self._device), self.module.embed_text(text), self._memory)
+        clean = x - share.to(x)[..., None, None, None] * flow
+        return losses.regression(clean, states_BSFCHW[:, -1])
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, float]:
+        """The distance to the end of held-out trajectories."""
+        every = range(self.batch)
+        found = [self._loss(self.held_out, self.seed + HELD_OUT, step, every) for step in range(EVALUATED)]
+        return {"val_loss": float(torch.stack(found).mean())}
+
+    def sheet(self) -> VideoArray | None:
+        """Samples need a decoder: `diagonal generate` shows them."""
+        return None
