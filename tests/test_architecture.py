@@ -30,7 +30,7 @@ ALLOWED = {
     "engine": {"grid", "plan", "engine", "schedules"},
     # models.doom is another config of models.mcar, with no modules of its own.
     "models": {"engine.protocols", "engine.heads", "engine.kernels", "engine.cache", "models.layers", "models.mcar"},
-    "tokenizers": {"engine.protocols", "engine.cache", "tokenizers.radix", "tokenizers.streaming"},
+    "tokenizers": {"engine.protocols", "engine.cache", "engine.kernels", "tokenizers.radix", "tokenizers.streaming"},
     "video": {"files"},
     "worlds": {"video", "files", "worlds.script"},
     "pickles": set(),
@@ -74,7 +74,12 @@ ALLOWED = {
     },
     "lpips": set(),
     "evaluation": {
+        "diffusion",
         "engine.decode",
+        "engine.denoise",
+        "presets",
+        "request",
+        "schedules",
         "engine.protocols",
         "evaluation",
         "files",

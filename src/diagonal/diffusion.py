@@ -21,6 +21,7 @@ from torch import Tensor
 
 from diagonal import weights as checkpoint
 from diagonal.devices import check_device
+from diagonal.engine.captured import Captured
 from diagonal.engine.denoise import Chunk, Gaussian, Settings, Text, denoise
 from diagonal.engine.protocols import DiffusionVariant
 from diagonal.engine.teacher import sample_whole, unipc
@@ -44,6 +45,7 @@ class VideoModel:
         self.name, self.variant, self.weights, self.encoder = name, variant, weights, parts.encoder
         # Modules have the protocols DiffusionModel and VideoCodec; torch's own typing cannot say so.
         self.model, self.vae, self.preview = parts.transformer, parts.vae, parts.preview
+        self._idle: list[tuple[WindowCache, Captured]] = []  # of the last video, on a GPU
 
     @property
     def device(self) -> torch.device:
@@ -209,7 +211,12 @@ class VideoModel:
             able = self.device.type == "cuda" and find_spec("triton") is not None
             on = able if request.compile is None else request.compile
             self.model.compile_parts(chunk_frames if on else None)
-            return denoise(self.model, self._cache(how, frames, size), settings, text, frames, known)
+            cache = self._cache(how, frames, size)
+            model = self._captured(cache) if on and self.device.type == "cuda" else self.model
+            try:
+                yield from denoise(model, cache, settings, text, frames, known)
+            finally:
+                self._idle = [(cache, model)] if isinstance(model, Captured) else []
 
         def forwards(chunk: Chunk) -> int:
             calls = len(how.schedule.levels(chunk.index)) + (how.schedule.context_level(chunk.index) is not None)
@@ -229,7 +236,17 @@ class VideoModel:
         # On a CPU attention is quicker in float32, whatever the weights are.
         dtype = torch.float32 if self.device.type == "cpu" else next(self.model.parameters()).dtype
         tokens = (size[0] // side) * (size[1] // side)
+        for kept, _ in self._idle:
+            if (kept.window, kept.frame_tokens, kept.k.dtype) == (window, tokens, dtype):
+                return kept
+        self._idle = []  # its memory, before more is asked for
         return WindowCache(self.model.cache_spec, window, tokens, 1, self.device, dtype)
+
+    def _captured(self, cache: WindowCache) -> Captured:
+        """The model with its calls on a cache recorded: those of the last video, if they were on the same."""
+        kept = [model for used, model in self._idle if used is cache]
+        self._idle = []  # out while it is used: another video gets another cache
+        return kept[0] if kept else Captured(self.model, cache)
 
     def _whole(self, request: Request, how: Preset, known: Tensor | None, shape: tuple[Any, ...]) -> Source:
         """All frames at once, with guidance; then handed on in pieces."""
@@ -296,4 +313,15 @@ def load(
         parts = published(name, variant, source)
     for module in filter(None, (parts.transformer, parts.vae, parts.preview)):
         module.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    if device.type == "cuda":
+        for codec in filter(None, (parts.vae, parts.preview)):
+            _channels_last(codec)
     return VideoModel(name, variant, checkpoint.RANDOM if source.random else str(source.transformer), parts)
+
+
+def _channels_last(codec: torch.nn.Module) -> None:
+    """Lay the kernels of convolutions out as the frames are: otherwise each call would do it anew."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    for parameter in codec.parameters():
+        if parameter.ndim in formats:
+            parameter.data = parameter.data.contiguous(memory_format=formats[parameter.ndim])

@@ -44,6 +44,9 @@ def test_norms_and_activations_agree_with_float64(width: int, dtype: torch.dtype
         ("layer_norm", (x, None, None, 1e-5), (x.double(), None, None, 1e-5)),
         ("silu_mul", (x,), (x.double(),)),
         ("gelu", (x,), (x.double(),)),
+        ("norm_silu", (x, weight, 1e-6), (x.double(), weight.double(), 1e-6)),
+        ("norm_silu", (x, weight, 1e-6, bias), (x.double(), weight.double(), 1e-6, bias.double())),
+        ("add_bias", (x, bias, x), (x.double(), bias.double(), x.double())),
     ]
     for name, given, exact in cases:
         with poisoned():

@@ -460,9 +460,9 @@ def test_only_calls_of_a_chunk_are_compiled(monkeypatch: pytest.MonkeyPatch) -> 
     plain = latents(made, replace(PLAIN, prompt_at={2: "a blue dog"}))
     monkeypatch.setattr(torch, "compile", compiled)
     assert torch.equal(latents(made, replace(PLAIN, prompt_at={2: "a blue dog"}, compile=True)), plain)
-    assert calls == [3] * (9 * 2 * 3)  # steps, layers, parts; the window of six frames is not among them
+    assert calls == [3] * (9 * 2 * 4)  # steps, layers, parts; the window of six frames is not among them
     latents(made, PLAIN)
-    assert len(calls) == 9 * 2 * 3  # on a CPU nothing is compiled unless asked for
+    assert len(calls) == 9 * 2 * 4  # on a CPU nothing is compiled unless asked for
 
 
 def test_presets_that_roll_are_those_with_a_window() -> None:

@@ -81,7 +81,15 @@ class WindowCache:
     def at(self, start: int, frames: int) -> WindowStep:
         """The cache as frames [start, start + frames) see it: they follow those fed so far, or repeat the last."""
         seen = min(start + frames - self.origin, self.window.frames)
-        return WindowStep(self, self.slots(start, frames), seen * self.frame_tokens)
+        places = [self._place(frame) for frame in range(start - self.origin, start - self.origin + frames)]
+        together = places == list(range(places[0], places[0] + frames))
+        first = places[0] * self.frame_tokens if together else None
+        return WindowStep(self, self.slots(start, frames), seen * self.frame_tokens, first)
+
+    def _place(self, frame: int) -> int:
+        """The place of a frame, counted from the origin."""
+        sink = self.window.sink
+        return frame if frame < sink else sink + (frame - sink) % (self.window.frames - sink)
 
     def sink_shift(self, start: int, frames: int) -> int:
         """By how many frames the sink moves from its first place, to be adjacent to the window of these frames."""
@@ -103,6 +111,7 @@ class WindowStep:
     cache: WindowCache
     slots_S: Tensor
     extent: int
+    first: int | None = None  # the slots lie together from here on; None: they are scattered
     past: tuple[Tensor, Tensor] | None = None  # what to read instead of the cache, which may have gone on since
 
     def layer(self, index: int) -> WindowLayer:
@@ -132,8 +141,11 @@ class WindowLayer:
 
     def _put(self, buffer: Tensor, new_BHSD: Tensor, past: Tensor) -> Tensor:
         """Write the new tokens; what is visible after it. Gradients reach the new tokens, and never the past."""
-        new, slots = new_BHSD.transpose(1, 2).to(buffer.dtype), self.step.slots_S
-        buffer.index_copy_(1, slots, new.detach())
+        new, slots, first = new_BHSD.transpose(1, 2).to(buffer.dtype), self.step.slots_S, self.step.first
+        if first is None:
+            buffer.index_copy_(1, slots, new.detach())
+        else:
+            buffer[:, first : first + len(slots)] = new.detach()
         visible = past[:, : self.step.extent]
         copied = new.requires_grad or past is not buffer
         return visible.index_copy(1, slots, new) if copied else visible

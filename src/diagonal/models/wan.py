@@ -138,7 +138,7 @@ class CrossAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer, in three parts around the two attentions: each is plain arithmetic that a compiler can take whole.
+    """One layer, in parts around the two attentions: each is plain arithmetic that a compiler can take whole.
 
     `changes` are shift1, scale1, gate1, shift2, scale2 and gate2, (B or 1, F or 1, 1, C) each.
     """
@@ -163,10 +163,24 @@ class Block(nn.Module):
         x_BFNC = x_BFNC + changes[2] * self.self_attn.o(_merge(mixed_BHSD, x_BFNC))
         return x_BFNC, self.cross_attn.queries(self.norm3(x_BFNC).flatten(1, 2))
 
-    def after(self, x_BFNC: Tensor, mixed_BHSD: Tensor, changes: tuple[Tensor, ...]) -> Tensor:
-        """From cross-attention through the feed-forward layer to the residual."""
+    def after(self, x_BFNC: Tensor, mixed_BHSD: Tensor, changes: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """From cross-attention to the residual, and what the feed-forward layer takes."""
         x_BFNC = x_BFNC + self.cross_attn.o(_merge(mixed_BHSD, x_BFNC))
-        out: Tensor = x_BFNC + changes[5] * self.ffn(_modulate(x_BFNC, changes[3], changes[4], self.eps))
+        return x_BFNC, _modulate(x_BFNC, changes[3], changes[4], self.eps)
+
+    def hidden(self, x_BFNC: Tensor) -> Tensor:
+        """The first half of the feed-forward layer. On a GPU, where no gradient is asked for, GELU is part of the
+        product: no further pass over its large result."""
+        first = cast(nn.Linear, self.ffn[0])
+        if not x_BFNC.is_cuda or torch.is_grad_enabled():
+            out: Tensor = self.ffn[1](first(x_BFNC))
+            return out
+        flat = torch._addmm_activation(first.bias, x_BFNC.flatten(0, -2), first.weight.t(), use_gelu=True)
+        return cast(Tensor, flat.unflatten(0, x_BFNC.shape[:-1]))
+
+    def last(self, x_BFNC: Tensor, hidden_BFNE: Tensor, changes: tuple[Tensor, ...]) -> Tensor:
+        """The second half of it, to the residual."""
+        out: Tensor = x_BFNC + changes[5] * self.ffn[2](hidden_BFNE)
         return out
 
     def forward(
@@ -179,7 +193,8 @@ class Block(nn.Module):
     ) -> Tensor:
         q, k, v = self.before(x_BFNC, changes, rope)
         x_BFNC, q = self.between(x_BFNC, memory.attend(q, k, v), changes)
-        return self.after(x_BFNC, F.scaled_dot_product_attention(q, *text), changes)
+        x_BFNC, h = self.after(x_BFNC, F.scaled_dot_product_attention(q, *text), changes)
+        return self.last(x_BFNC, self.hidden(h), changes)
 
 
 def _compiled(part: Callable[..., Any], frames: int) -> Callable[..., Any]:
@@ -240,6 +255,7 @@ class Wan(nn.Module):
         self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.head = Head(config)
+        self._compiled_for: int | None = None  # latent frames of a call
 
     @property
     def cache_spec(self) -> CacheSpec:
@@ -264,8 +280,11 @@ class Wan(nn.Module):
     def compile_parts(self, frames: int | None) -> None:
         """Compile what lies between the attentions, for calls of so many latent frames; None undoes it. Other calls,
         such as that for a window under a new text, stay as they are: they are over before a compiler is."""
+        if frames == self._compiled_for:
+            return
+        self._compiled_for = frames
         for block in self._layers:
-            for name in ("before", "between", "after"):
+            for name in ("before", "between", "after", "last"):
                 vars(block).pop(name, None)
                 if frames is not None:
                     setattr(block, name, _compiled(getattr(block, name), frames))

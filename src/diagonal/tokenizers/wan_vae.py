@@ -16,11 +16,13 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diagonal.engine.kernels import ops
 from diagonal.engine.protocols import WeightMap
 from diagonal.tokenizers.streaming import (
     RGB,
@@ -36,6 +38,8 @@ from diagonal.tokenizers.streaming import (
     twice_the_sides,
     zeros_before,
 )
+
+EPS = 1e-24  # of norms: keeps zeros zeros, and is too small to change anything else
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +94,14 @@ class Norm(nn.Module):
         self.gamma = nn.Parameter(torch.ones(channels, *[1] * dims))
 
     def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
-        # eps keeps zeros zeros, and is too small to change anything else.
-        return F.rms_norm(x_BTHWC, x_BTHWC.shape[-1:], self.gamma.flatten(), eps=1e-24)
+        return F.rms_norm(x_BTHWC, x_BTHWC.shape[-1:], self.gamma.flatten(), eps=EPS)
 
 
-class SiLU(nn.Module):
-    """x * sigmoid(x)."""
+class NormSiLU(Norm):
+    """The norm of x + plus, and silu of it: one pass over large pictures."""
 
-    def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
-        return F.silu(x_BTHWC)
+    def forward(self, x_BTHWC: Tensor, past: Past, plus: Tensor | None = None) -> Tensor:
+        return ops(x_BTHWC).norm_silu(x_BTHWC, self.gamma.flatten(), EPS, plus)
 
 
 class Conv(nn.Conv3d):
@@ -108,10 +111,18 @@ class Conv(nn.Conv3d):
         super().__init__(inputs, outputs, (3, side, side), padding=(0, side // 2, side // 2))
 
     def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:  # type: ignore[override]  # frames need their past
+        return self._over(x_BTHWC, past, self.bias)
+
+    def unbiased(self, x_BTHWC: Tensor, past: Past) -> Tensor:
+        """Without the bias, which the next layer adds as it reads: torch would do it in a pass of its own."""
+        return self._over(x_BTHWC, past, None)
+
+    def _over(self, x_BTHWC: Tensor, past: Past, bias: Tensor | None) -> Tensor:
         earlier = self.kernel_size[0] - 1
         if past.empty:
             x_BTHWC = zeros_before(x_BTHWC, earlier)
-        return over_time(super().forward, past.join(x_BTHWC, earlier, dim=1))
+        joined = past.join(x_BTHWC, earlier, dim=1)
+        return over_time(lambda clip: self._conv_forward(clip, self.weight, bias), joined)
 
 
 class Residual(nn.Module):
@@ -119,14 +130,17 @@ class Residual(nn.Module):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
-        first, second = (Norm(inputs), SiLU(), Conv(inputs, outputs)), (Norm(outputs), SiLU(), Conv(outputs, outputs))
-        self.residual = Steps(dict(zip("012346", (*first, *second), strict=True)))  # 5 was a dropout
+        layers = (NormSiLU(inputs), Conv(inputs, outputs), NormSiLU(outputs), Conv(outputs, outputs))
+        self.residual = nn.ModuleDict(dict(zip("0236", layers, strict=True)))  # others have no weights
         self.shortcut = nn.Conv3d(inputs, outputs, 1) if inputs != outputs else None
 
     def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
         direct = x_BTHWC if self.shortcut is None else pointwise(self.shortcut, x_BTHWC)
-        out: Tensor = self.residual(x_BTHWC, past / "residual") + direct
-        return out
+        first_norm, first, second_norm, second = cast(Any, self.residual.values())
+        past = past / "residual"
+        x_BTHWC = first.unbiased(first_norm(x_BTHWC, past), past / "2")
+        x_BTHWC = second.unbiased(second_norm(x_BTHWC, past, first.bias), past / "6")
+        return ops(x_BTHWC).add_bias(x_BTHWC, second.bias, direct)
 
 
 class Attention(nn.Module):
@@ -191,7 +205,7 @@ def middle(channels: int) -> Steps:
 
 def head(inputs: int, outputs: int) -> Steps:
     """The last layers of both networks."""
-    return numbered(Norm(inputs), SiLU(), Conv(inputs, outputs))
+    return Steps({"0": NormSiLU(inputs), "2": Conv(inputs, outputs)})
 
 
 def encoder(config: Config) -> Steps:

@@ -30,6 +30,10 @@ class Ops(Protocol):
 
     def gelu(self, x: Tensor) -> Tensor: ...
 
+    def norm_silu(self, x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor: ...
+
+    def add_bias(self, x: Tensor, bias: Tensor, other: Tensor) -> Tensor: ...
+
     def take_row(self, rows_NR: Tensor, cursor: Tensor) -> Tensor: ...
 
     def remember(self, heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: Tensor) -> Tensor: ...
@@ -42,7 +46,8 @@ def usable(device: torch.device) -> bool:
 
 def ops(x: Tensor) -> Ops:
     """The operations for a tensor: kernels, which know no gradient, or their twins."""
-    if x.is_cuda and not torch.is_grad_enabled() and usable(x.device):
+    # A compiler makes kernels of its own, which take in what stands around.
+    if x.is_cuda and not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and usable(x.device):
         from diagonal.engine.kernels import fused
 
         return cast(Ops, fused)

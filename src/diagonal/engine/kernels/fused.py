@@ -15,6 +15,7 @@ from diagonal.engine.heads import Heads
 
 HEADS = 8  # of a program of `remember`: enough programs for every multiprocessor, yet not one for each 128 bytes
 COLUMNS = 1024  # of a program of the activations
+TILE = 4096  # numbers of a program that works on pictures
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -48,6 +49,24 @@ def gelu(x: Tensor) -> Tensor:
     x = x.contiguous()
     out = torch.empty_like(x)
     _gelu[(triton.cdiv(x.numel(), COLUMNS),)](x, out, x.numel(), COLUMNS)
+    return out
+
+
+def norm_silu(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:
+    """silu of the RMS norm over the last dimension of x + plus, in float32, rounded once."""
+    x, width = x.contiguous(), x.shape[-1]
+    out, rows = torch.empty_like(x), x.numel() // x.shape[-1]
+    block = triton.next_power_of_2(width)
+    several = max(1, TILE // block)
+    _norm_silu[(triton.cdiv(rows, several),)](x, weight, plus, out, rows, width, eps, several, block)
+    return out
+
+
+def add_bias(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
+    """x + bias + other, with one bias for each place of the last dimension, rounded once."""
+    x, other = x.contiguous(), other.contiguous()
+    out = torch.empty_like(x)
+    _add_bias[(triton.cdiv(x.numel(), TILE),)](x, bias, other, out, x.numel(), x.shape[-1], TILE)
     return out
 
 
@@ -97,6 +116,31 @@ def _check(qkv: Tensor, heads: Heads, caches: tuple[Tensor, Tensor], slots_S: Te
             raise ValueError(f"{name}: shape {tuple(part.shape)} given; contiguous {(inputs, width)} is needed")
     if slots_S.shape != (inputs,) or slots_S.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"slots: {tuple(slots_S.shape)} of {slots_S.dtype} given; {inputs} whole numbers are needed")
+
+
+@triton.jit
+def _norm_silu(x, weight, plus, out, rows, width, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Some rows."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    inside = (row < rows)[:, None] & (column < width)[None, :]
+    at = row[:, None] * width + column[None, :]
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    if plus is not None:
+        value += tl.load(plus + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+    scale = tl.rsqrt(tl.sum(value * value, 1) / width + eps)[:, None]
+    value *= scale * tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + at, (value * tl.sigmoid(value)).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _add_bias(x, bias, other, out, size, width, BLOCK: tl.constexpr):
+    """Some numbers."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    total = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + at % width).to(tl.float32)
+    total += tl.load(other + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

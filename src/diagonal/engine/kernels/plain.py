@@ -7,7 +7,7 @@ from torch import Tensor
 
 from diagonal.engine.heads import Heads, rms_norm
 
-__all__ = ["gelu", "layer_norm", "remember", "rms_norm", "silu_mul", "take_row"]
+__all__ = ["add_bias", "gelu", "layer_norm", "norm_silu", "remember", "rms_norm", "silu_mul", "take_row"]
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -24,6 +24,16 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def gelu(x: Tensor) -> Tensor:
     """The tanh form of GELU."""
     return F.gelu(x, approximate="tanh")
+
+
+def norm_silu(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:
+    """silu of the RMS norm over the last dimension of x + plus."""
+    return F.silu(F.rms_norm(x if plus is None else x + plus, x.shape[-1:], weight, eps=eps))
+
+
+def add_bias(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
+    """x + bias + other, with one bias for each place of the last dimension."""
+    return x + bias + other
 
 
 def take_row(rows_NR: Tensor, cursor: Tensor) -> Tensor:

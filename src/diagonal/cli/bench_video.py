@@ -1,0 +1,77 @@
+"""The half of `diagonal bench` that is for diffusion models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from diagonal.cli import out, progress_bar, remark_random
+from diagonal.cli.generate_video import FRAMES
+
+COLUMNS = {  # of the printed table, after the schedule: a field and its format
+    "calls": ("steps", "{}"),
+    "ms\na call": ("mean_ms", "{:.2f}"),
+    "floor": ("floor_ms", "{:.2f}"),
+    "times\nfloor": ("floor_ratio", "{:.2f}"),
+    "FPS": ("fps", "{:.1f}"),
+    "with\npixels": ("fps_with_tokenizer", "{:.1f}"),
+    "first\nframe ms": ("first_frame_ms", "{:.0f}"),
+}
+
+
+def bench_video(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Measure the schedules that the options of `bench`, by their names, say."""
+    from dataclasses import replace
+
+    import torch
+
+    from diagonal import diffusion
+    from diagonal.devices import find_dtype
+    from diagonal.evaluation.video_speed import DEFINITION, Settings, check, measure
+    from diagonal.parts import Weights
+    from diagonal.request import Request
+
+    frames = options["frames"] or FRAMES
+    sizes = {name: options[name] for name in ("preset", "height", "width", "decoder")}
+    # Embeddings of noise: speed does not ask what the prompt says.
+    requests = [
+        Request(prompt_embeds=torch.zeros(1, 1), num_frames=frames, schedule=schedule, **sizes)
+        for schedule in options["schedule"] or [None]
+    ]
+    for request in requests:
+        check(request.how(), request)
+    device, name = options["device"], options["model"]
+    source = Weights(options["weights"] or "random", vae=options["tokenizer"])
+    model = diffusion.load(name, source, device=device, dtype=find_dtype(options["dtype"], device))
+    remark_random(name, model.weights)
+    config: Any = model.variant.config
+    embeds = torch.randn(config.text_length, config.text_dim, generator=torch.Generator().manual_seed(0))
+    cases = []
+    with progress_bar("videos") as progress:
+        task = progress.add_task(name, total=None, note="")
+        for request in requests:
+            progress.update(task, note=request.schedule or str(request.preset))
+            made = Settings(replace(request, prompt_embeds=embeds), options["repeat"], options["warmup"])
+            cases.append(measure(model, made, lambda: progress.advance(task)))
+    return {"cases": cases, "definition": DEFINITION}
+
+
+def print_cases(result: Mapping[str, Any]) -> None:
+    """The table of the cases, and where they were measured."""
+    table = Table("schedule", *COLUMNS, box=None, padding=(0, 1, 0, 0))
+    table.columns[0].no_wrap = True
+    for case in result["cases"]:
+        fields = [(case[field], form) for field, form in COLUMNS.values()]
+        table.add_row(case["schedule"], *("" if value is None else form.format(value) for value, form in fields))
+    out.print(table)
+    one = result["cases"][0]
+    out.print(
+        f"{one['model']}, {one['parameters']:,} parameters, {one['weights']} weights, {one['dtype']}; {one['frames']} "
+        f"frames of {one['width']}x{one['height']}, decoder {one['decoder']}; {one['device']}, {one['tflops']:.0f} "
+        f"TFLOP/s, PyTorch {one['torch']}, diagonal {one['commit']}"
+        + ("" if one["peak_gb"] is None else f"; peak {max(case['peak_gb'] for case in result['cases']):.2f} GB"),
+        markup=False,
+    )
+    out.print(f"\n{result['definition']}", markup=False, style="dim")

@@ -1,0 +1,113 @@
+"""Calls of a diffusion model as CUDA graphs: recorded once for each place in the cache, then replayed.
+
+A call launches a thousand kernels, and Python needs longer to launch them than the GPU to run them. A window has few
+places: it fills chunk by chunk, and then its ring comes round again and again. So the second call at a place is
+recorded, and every later one is a single launch. What changes from call to call (latents, level, rotation, text) is
+copied into buffers that the recording reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diagonal.engine.protocols import CacheSpec, DiffusionConfig, DiffusionModel, Memory, Rope, TextKV
+from diagonal.engine.window import WindowCache, WindowStep
+
+Place = tuple[int, int, tuple[int, ...]]  # first slot, places seen, and the shape of the latents
+
+
+@dataclass(slots=True)
+class _Inputs:
+    """The buffers of calls with latents of one shape."""
+
+    x: Tensor
+    level: Tensor  # (1, 1)
+    rope: Rope
+    turned: Rope  # what the rotation was copied from
+
+
+@dataclass
+class Captured:
+    """A model with its calls on one cache recorded. The cache must be on a GPU."""
+
+    model: DiffusionModel
+    cache: WindowCache
+    _graphs: dict[Place, tuple[Any, Tensor] | None] = field(default_factory=dict)  # None: seen once
+    _inputs: dict[tuple[int, ...], _Inputs] = field(default_factory=dict)
+    _text: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    _spoken: TextKV | None = None  # what the text was copied from
+    _pool: Any = None
+
+    @property
+    def config(self) -> DiffusionConfig:
+        return self.model.config
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        return self.model.cache_spec
+
+    def embed_text(self, text_BLC: Tensor) -> TextKV:
+        return self.model.embed_text(text_BLC)
+
+    def rope(self, frames_F: Tensor, rows: int, cols: int) -> Rope:
+        return self.model.rope(frames_F, rows, cols)
+
+    def rotate(self, x_BSHD: Tensor, rope: Rope) -> Tensor:
+        return self.model.rotate(x_BSHD, rope)
+
+    def compile_parts(self, frames: int | None) -> None:
+        self.model.compile_parts(frames)
+
+    def __call__(self, x_BFCHW: Tensor, level: float | Tensor, text: TextKV, rope: Rope, memory: Memory) -> Tensor:
+        """The velocity. Calls that cannot be recorded go to the model: other caches, tokens that lie scattered."""
+        own = isinstance(memory, WindowStep) and memory.cache is self.cache and memory.past is None
+        if not own or isinstance(level, Tensor) or torch.is_grad_enabled():
+            return self.model(x_BFCHW, level, text, rope, memory)
+        assert isinstance(memory, WindowStep)
+        if memory.first is None:
+            return self.model(x_BFCHW, level, text, rope, memory)
+        inputs = self._fill(x_BFCHW, level, text, rope)
+        place = (memory.first, memory.extent, tuple(x_BFCHW.shape))
+        if place not in self._graphs:
+            self._graphs[place] = None
+            return self._run(inputs, memory)  # also sets up whatever the kernels need
+        graph, out = self._graphs[place] or self._record(place, inputs, memory)
+        graph.replay()
+        return out.clone()
+
+    def _fill(self, x: Tensor, level: float, text: TextKV, rope: Rope) -> _Inputs:
+        """Copy what this call is about into the buffers."""
+        shape = tuple(x.shape)
+        if shape not in self._inputs:
+            at = torch.empty(1, 1, dtype=torch.float64, device=x.device)
+            self._inputs[shape] = _Inputs(x.clone(), at, (rope[0].clone(), rope[1].clone()), rope)
+        inputs = self._inputs[shape]
+        inputs.x.copy_(x)
+        inputs.level.fill_(level)
+        if rope is not inputs.turned:
+            inputs.turned = rope
+            for buffer, new in zip(inputs.rope, rope, strict=True):
+                buffer.copy_(new)
+        if text is not self._spoken:
+            self._spoken = text
+            self._text = self._text or [(k.clone(), v.clone()) for k, v in text]
+            for buffers, pair in zip(self._text, text, strict=True):
+                for buffer, new in zip(buffers, pair, strict=True):
+                    buffer.copy_(new)
+        return inputs
+
+    def _run(self, inputs: _Inputs, memory: WindowStep) -> Tensor:
+        return self.model(inputs.x, inputs.level, self._text, inputs.rope, memory)
+
+    def _record(self, place: Place, inputs: _Inputs, memory: WindowStep) -> tuple[Any, Tensor]:
+        graph = torch.cuda.CUDAGraph()
+        # Frames may be decoded by another thread meanwhile: what that allocates does not matter here.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            out = self._run(inputs, memory)
+        self._pool = graph.pool()
+        self._graphs[place] = (graph, out)
+        return graph, out
