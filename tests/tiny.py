@@ -11,7 +11,7 @@ from torch import Tensor
 from diagonal.engine.attention import Dense
 from diagonal.engine.cache import KVCache
 from diagonal.engine.decode import decode
-from diagonal.engine.protocols import Memory, Sampling, Variant
+from diagonal.engine.protocols import Sampling, TokenMemory, Variant
 from diagonal.engine.runner import Eager
 from diagonal.engine.sampler import Sampler
 from diagonal.names import find, listing
@@ -41,7 +41,7 @@ class Recorded:
         self.model, self.cache_spec = model, model.cache_spec
         self.logits: list[Tensor] = []
 
-    def __call__(self, tokens_BS: Tensor, slots_S: Tensor, memory: Memory, keep: Tensor | None = None) -> Tensor:
+    def __call__(self, tokens_BS: Tensor, slots_S: Tensor, memory: TokenMemory, keep: Tensor | None = None) -> Tensor:
         logits: Tensor = self.model(tokens_BS, slots_S, memory, keep)
         self.logits.append(logits.clone())
         return logits

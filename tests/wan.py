@@ -70,7 +70,6 @@ class Recorder:
     def __init__(self, model: Any) -> None:
         self.model, self.config, self.cache_spec = model, model.config, model.cache_spec
         self.embed_text, self.rope, self.rotate = model.embed_text, model.rope, model.rotate
-        self.compile_parts = model.compile_parts
         self.flows: list[Tensor] = []
         self.x0s: list[Tensor] = []
 

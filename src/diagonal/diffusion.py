@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -208,11 +207,8 @@ class VideoModel:
         )
 
         def chunks(text: Text) -> Iterator[Chunk]:
-            able = self.device.type == "cuda" and find_spec("triton") is not None
-            on = able if request.compile is None else request.compile
-            self.model.compile_parts(chunk_frames if on else None)
             cache = self._cache(how, frames, size)
-            model = self._captured(cache) if on and self.device.type == "cuda" else self.model
+            model = self._captured(cache) if request.capture and self.device.type == "cuda" else self.model
             try:
                 yield from denoise(model, cache, settings, text, frames, known)
             finally:
@@ -257,7 +253,6 @@ class VideoModel:
         (negative,) = self._embed([request.negative_prompt or ""])
 
         def chunks(text: Text) -> Iterator[Chunk]:
-            self.model.compile_parts(None)  # so many steps of one video are no time to compile in
             solver = unipc(steps, how.shift, self.device)
             latents = sample_whole(self.model, solver, text(0), negative, how.guidance_scale, noise)
             for index, part in enumerate(latents.split(PIECE, dim=1)):

@@ -46,7 +46,7 @@ class Request:
     video: VideoArray | None = None
     decoder: str = "vae"  # of DECODERS
     keep_sink: bool = True  # a sink that left the window keeps the keys of the prompt before
-    compile: bool | None = None  # None: on a GPU
+    capture: bool = True  # on a GPU, record the model's calls and replay them
     # Of the preset `wan` alone, which has guidance:
     negative_prompt: str | None = None
     guidance_scale: float | None = None

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diagonal.engine.denoise import Chunk, Text
+from diagonal.engine.denoise import Chunk, Text, check_chunk
 from diagonal.request import Prompt, check_prompt
 from diagonal.video import VideoArray
 
@@ -108,7 +108,7 @@ class Pixels:
     """Latents to frames, with what the decoder remembers of those before; on a GPU in a stream of its own."""
 
     def __init__(self, codec: Any, size: tuple[int, int], device: torch.device) -> None:
-        self._codec, self._size = codec, size
+        self._codec, self._size, self.device = codec, size, device
         self._state: dict[str, Tensor] = {}
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
@@ -178,13 +178,14 @@ class Session:
     def _run(self) -> Generator[VideoChunk]:
         first = 0
         given = [] if self._source.given_BFCHW is None else [self._source.given_BFCHW]
-        timed = _timed(self._source.chunks(self._prompts.text))
-        for chunk, seconds, ready in _ahead(timed) if self._pixels.apart else timed:
+        timed = _timed(self._source.chunks(self._prompts.text), self._pixels.device)
+        for chunk, took in _ahead(timed) if self._pixels.apart else timed:
             start = time.perf_counter()
-            frames, latents = self._pixels([*given, chunk.latents], ready)
+            frames, latents = self._pixels([*given, chunk.latents], took.ready)
+            check_chunk(latents[-chunk.latents.shape[1] :], chunk.index, chunk.start)
             given = []
             passed = time.perf_counter() - start
-            yield VideoChunk(chunk.index, first, frames, latents, self._source.forwards(chunk), seconds, passed)
+            yield VideoChunk(chunk.index, first, frames, latents, self._source.forwards(chunk), took.seconds(), passed)
             first += len(frames)
 
 
@@ -192,17 +193,39 @@ def _words(prompt: Prompt) -> str | None:
     return prompt if isinstance(prompt, str) else None
 
 
-def _timed(chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, float, torch.cuda.Event | None]]:
-    """Each chunk with the seconds it took and the event of its end. The engine looks at every chunk's numbers, so
-    that the seconds are those of the device."""
-    start = time.perf_counter()
+@dataclass(frozen=True, slots=True)
+class Took:
+    """When a chunk began and ended: on a GPU events in its queue, which nobody waits for."""
+
+    began: Any
+    ended: Any
+
+    @property
+    def ready(self) -> torch.cuda.Event | None:
+        return self.ended if isinstance(self.ended, torch.cuda.Event) else None
+
+    def seconds(self) -> float:
+        """Once the chunk is there."""
+        if self.ready is None:
+            return float(self.ended - self.began)
+        return float(self.began.elapsed_time(self.ended)) / 1e3
+
+
+def _timed(chunks: Iterator[Chunk], device: torch.device) -> Iterator[tuple[Chunk, Took]]:
+    """Each chunk with the time it took."""
+    began = _now(device)
     for chunk in chunks:
-        ready = None
-        if chunk.latents.is_cuda:
-            ready = torch.cuda.Event()
-            ready.record(torch.cuda.current_stream(chunk.latents.device))
-        yield chunk, time.perf_counter() - start, ready
-        start = time.perf_counter()
+        ended = _now(device)
+        yield chunk, Took(began, ended)
+        began = _now(device)
+
+
+def _now(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def _ahead(items: Iterator[T]) -> Iterator[T]:

@@ -412,7 +412,7 @@ def test_damaged_weights_are_noticed_in_their_chunk() -> None:
         damaged.generate(PLAIN)
 
 
-# Ahead and compiled
+# Ahead
 
 
 def test_one_item_is_made_ahead_in_another_thread() -> None:
@@ -442,27 +442,6 @@ def test_an_error_ahead_arrives_with_its_item() -> None:
     assert next(ahead) == 1
     with pytest.raises(ValueError, match="broken"):
         next(ahead)
-
-
-def test_only_calls_of_a_chunk_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-
-    def compiled(part: Any, dynamic: bool) -> Any:
-        assert not dynamic
-
-        def call(x: Tensor, *rest: Any) -> Any:
-            calls.append(x.shape[1])
-            return part(x, *rest)
-
-        return call
-
-    made = diagonal.load("wan/tiny")
-    plain = latents(made, replace(PLAIN, prompt_at={2: "a blue dog"}))
-    monkeypatch.setattr(torch, "compile", compiled)
-    assert torch.equal(latents(made, replace(PLAIN, prompt_at={2: "a blue dog"}, compile=True)), plain)
-    assert calls == [3] * (9 * 2 * 4)  # steps, layers, parts; the window of six frames is not among them
-    latents(made, PLAIN)
-    assert len(calls) == 9 * 2 * 4  # on a CPU nothing is compiled unless asked for
 
 
 def test_presets_that_roll_are_those_with_a_window() -> None:

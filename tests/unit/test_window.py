@@ -14,9 +14,10 @@ from torch import Tensor
 
 from diagonal.engine.attention import Full
 from diagonal.engine.chunk_masks import block_causal, dense, flex, teacher_forcing
+from diagonal.engine.heads import rotate_pairs as rotate
 from diagonal.engine.protocols import CacheSpec
 from diagonal.engine.window import Window, WindowCache
-from diagonal.models.wan import VARIANTS, rotate
+from diagonal.models.wan import VARIANTS
 from tests.tiny import build
 
 HEADS, WIDTH, TOKENS = 2, 24, 3  # a head is as wide as the tiny model's

@@ -61,7 +61,7 @@ TOKENS_ONLY = (
 )
 DIFFUSION_ONLY = (
     *("vae", "preview", "text_encoder", "lora", "lora_scale", "part", "prompt_at", "negative_prompt", "image", "video"),
-    *("height", "width", "preset", "decoder", "guidance_scale", "num_inference_steps", "keep_sink", "compile"),
+    *("height", "width", "preset", "decoder", "guidance_scale", "num_inference_steps", "keep_sink", "capture"),
 )
 
 
@@ -145,9 +145,9 @@ def generate(
     keep_sink: Annotated[
         bool, typer.Option(help="The first frames keep the prompt that they had.", rich_help_panel=PANEL)
     ] = True,
-    compile: Annotated[
-        bool | None, typer.Option(help="With torch.compile. Default: on a GPU.", rich_help_panel=PANEL)
-    ] = None,
+    capture: Annotated[
+        bool, typer.Option(help="On a GPU, record the model's calls and replay them.", rich_help_panel=PANEL)
+    ] = True,
     device: Device = "cpu",
     dtype: Dtype = "auto",
     out_path: Annotated[str, typer.Option("--out", help="Video to write; '-' streams mp4 to stdout.")] = "out.mp4",

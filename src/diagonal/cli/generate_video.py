@@ -71,7 +71,7 @@ def _request(options: Mapping[str, Any]) -> Request:
         raise ValueError("--image and --video both say what to begin with; give one")
     if options["prompt"] is None and options["text_embeds"] is None:
         raise ValueError("--prompt is needed: what is to be seen; or --prompt-embeds, a file")
-    same = ("prompt", "height", "width", "schedule", "seed", "decoder", "keep_sink", "compile")
+    same = ("prompt", "height", "width", "schedule", "seed", "decoder", "keep_sink", "capture")
     own = ("negative_prompt", "guidance_scale", "num_inference_steps")
     image, clip = (_frames(options, name) for name in ("image", "video"))
     return Request(

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from diagonal.engine.heads import Heads, joined
+from diagonal.engine.heads import Heads, LatentHeads, joined
 from diagonal.plan import Entries
 
 # On wide calls over many keys cuDNN is the fastest by far; each number of keys is planned once and comes up many times.
@@ -76,6 +76,9 @@ class Plain(ABC):
     def attend_heads(self, heads: Heads) -> Tensor:
         return joined(self.attend(*heads.split()))
 
+    def attend_latents(self, heads: LatentHeads) -> Tensor:
+        return joined(self.attend(*heads.split()))
+
 
 @dataclass(frozen=True, slots=True)
 class Dense(Plain):
@@ -91,7 +94,7 @@ class Dense(Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Full:
+class Full(Plain):
     """Inputs attend to all of each other: a bidirectional model."""
 
     def layer(self, index: int) -> Self:

@@ -59,9 +59,6 @@ class Captured:
     def rotate(self, x_BSHD: Tensor, rope: Rope) -> Tensor:
         return self.model.rotate(x_BSHD, rope)
 
-    def compile_parts(self, frames: int | None) -> None:
-        self.model.compile_parts(frames)
-
     def __call__(self, x_BFCHW: Tensor, level: float | Tensor, text: TextKV, rope: Rope, memory: Memory) -> Tensor:
         """The velocity. Calls that cannot be recorded go to the model: other caches, tokens that lie scattered."""
         own = isinstance(memory, WindowStep) and memory.cache is self.cache and memory.past is None

@@ -213,7 +213,8 @@ class _Run:
                 if step == taught and gradient is not None and gradient.recompute:
                     memory = memory.remembered()
                 clean = x - sigma(level) * self._velocity(x, level, rope, memory)
-        _check(clean, f"chunk {index} (latent frames {self.end} to {self.end + shape[1] - 1})")
+        if clean.device.type == "cpu":
+            check_chunk(clean, index, self.end)
         if context is not None:
             self._feed(clean.detach(), context, (index, len(levels)), rope, memory)
         self._done(clean.detach())
@@ -269,7 +270,12 @@ class _Run:
         return (self.cache.batch, frames, self.model.config.channels, *self.settings.size)
 
 
+def check_chunk(latents: Tensor, index: int, start: int) -> None:
+    """Refuse a chunk ((B,) F, C, H, W) of numbers that nothing good can come of. The loop does so on a CPU. A look at a
+    GPU's numbers would wait for it: there it is for whoever takes them to the host."""
+    _check(latents, f"chunk {index} (latent frames {start} to {start + latents.shape[-4] - 1})")
+
+
 def _check(latents: Tensor, what: str) -> None:
-    """Refuse numbers that nothing good can come of; once per chunk, which is handed on anyway."""
     if not bool(torch.isfinite(latents).all()):
         raise ValueError(f"{what} came out as NaN or infinite; the weights or the prompt embeddings are damaged")

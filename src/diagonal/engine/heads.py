@@ -51,6 +51,28 @@ class Heads:
         return q, k, v
 
 
+@dataclass(frozen=True, slots=True)
+class LatentHeads:
+    """The same of a diffusion transformer: as many heads of keys as of queries, normed over all heads at once, and
+    `rope` turns the pairs (x[2i], x[2i + 1]): cos and sin are (S, 1, D/2)."""
+
+    qkv_BSC: Tensor
+    heads: int
+    q_norm_C: Tensor
+    k_norm_C: Tensor
+    eps: float
+    rope: Rope
+
+    def split(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, (B, H, S, D) each, normed and rotated."""
+        q, k, v = self.qkv_BSC.chunk(3, dim=-1)
+        q, k = rms_norm(q, self.q_norm_C, self.eps), rms_norm(k, self.k_norm_C, self.eps)
+        q_BSHD, k_BSHD, v_BSHD = (part.unflatten(-1, (self.heads, -1)) for part in (q, k, v))
+        turned = (rotate_pairs(q_BSHD, self.rope), rotate_pairs(k_BSHD, self.rope), v_BSHD)
+        q, k, v = (part.transpose(1, 2) for part in turned)
+        return q, k, v
+
+
 def joined(mixed_BHSD: Tensor) -> Tensor:
     """What the heads mixed, side by side: (B, S, H * D)."""
     return mixed_BHSD.transpose(1, 2).flatten(-2)
@@ -67,3 +89,11 @@ def rotate(x_BHSD: Tensor, rope: Rope) -> Tensor:
     cos, sin = rope
     x1, x2 = x_BHSD.chunk(2, dim=-1)
     return (x_BHSD * cos + torch.cat([-x2, x1], dim=-1) * sin).to(x_BHSD.dtype)
+
+
+def rotate_pairs(x_BSHD: Tensor, rope: Rope) -> Tensor:
+    """Rotary embedding over pairs (x[2i], x[2i + 1]), in float32, cast back; cos and sin are (S, 1, D/2)."""
+    cos, sin = rope
+    even, odd = x_BSHD.float().unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
+    return turned.flatten(-2).to(x_BSHD.dtype)

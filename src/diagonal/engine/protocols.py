@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from diagonal.engine.heads import Heads
+from diagonal.engine.heads import Heads, LatentHeads
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,18 @@ class LayerMemory(Protocol):
         ...
 
 
-class Memory(Protocol):
-    """What the layers attend to: a cache while decoding, the other inputs while training."""
+class LatentLayerMemory(LayerMemory, Protocol):
+    """What one layer of a diffusion transformer attends to."""
 
-    def layer(self, index: int) -> LayerMemory:
+    def attend_latents(self, heads: LatentHeads) -> Tensor:
+        """The same from heads that are not normed or rotated yet; what they mixed, side by side (B, S, H * D)."""
+        ...
+
+
+class Memory(Protocol):
+    """What the layers of a diffusion transformer attend to: a cache, or the other inputs."""
+
+    def layer(self, index: int) -> LatentLayerMemory:
         """The part of one layer."""
         ...
 
@@ -283,10 +291,6 @@ class DiffusionModel(Protocol):
 
     def rotate(self, x_BSHD: Tensor, rope: Rope) -> Tensor:
         """Turn queries or keys; used by the engine to move keys that are cached already."""
-        ...
-
-    def compile_parts(self, frames: int | None) -> None:
-        """Compile all but the attentions for calls of so many latent frames; None undoes it."""
         ...
 
     def __call__(self, x_BFCHW: Tensor, level: float | Tensor, text: TextKV, rope: Rope, memory: Memory) -> Tensor:

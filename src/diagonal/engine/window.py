@@ -19,6 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diagonal.engine.attention import Plain
+from diagonal.engine.heads import LatentHeads, joined
+from diagonal.engine.kernels import usable
 from diagonal.engine.protocols import CacheSpec
 
 
@@ -125,7 +128,7 @@ class WindowStep:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowLayer:
+class WindowLayer(Plain):
     """One layer of the cache: keys and values are (B, tokens, H, D)."""
 
     k: Tensor
@@ -138,6 +141,19 @@ class WindowLayer:
         k, v = self._put(self.k, k_BHSD, past_k), self._put(self.v, v_BHSD, past_v)
         mixed = F.scaled_dot_product_attention(q_BHSD.to(k.dtype), k.transpose(1, 2), v.transpose(1, 2))
         return mixed.to(q_BHSD.dtype)
+
+    def attend_latents(self, heads: LatentHeads) -> Tensor:
+        """Where a kernel can, keys and values go straight to their places."""
+        first, x = self.step.first, heads.qkv_BSC
+        able = x.is_cuda and usable(x.device) and not torch.is_grad_enabled()
+        if first is None or self.step.past is not None or not able:
+            return joined(self.attend(*heads.split()))
+        from diagonal.engine.kernels.latents import turn
+
+        k, v = (part[:, first : first + x.shape[1]] for part in (self.k, self.v))
+        q = turn(heads, k, v).to(self.k.dtype).transpose(1, 2)
+        k, v = (part[:, : self.step.extent].transpose(1, 2) for part in (self.k, self.v))
+        return joined(F.scaled_dot_product_attention(q, k, v)).to(x.dtype)
 
     def _put(self, buffer: Tensor, new_BHSD: Tensor, past: Tensor) -> Tensor:
         """Write the new tokens; what is visible after it. Gradients reach the new tokens, and never the past."""

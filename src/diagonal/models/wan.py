@@ -15,15 +15,17 @@ LongLive, Diagonal Distillation), which have the original names under `model.`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diagonal.engine.protocols import CacheSpec, DiffusionVariant, LayerMemory, Memory, Rope, TextKV, WeightMap
+from diagonal.engine.heads import LatentHeads, joined, rotate_pairs
+from diagonal.engine.kernels import ops
+from diagonal.engine.protocols import CacheSpec, DiffusionVariant, LatentLayerMemory, Memory, Rope, TextKV, WeightMap
 from diagonal.models.layers import RMSNorm
 
 
@@ -85,16 +87,8 @@ DIFFUSERS = {
 }
 
 
-def rotate(x_BSHD: Tensor, rope: Rope) -> Tensor:
-    """Rotary embedding over pairs (x[2i], x[2i + 1]), in float32."""
-    cos, sin = rope
-    even, odd = x_BSHD.float().unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
-    return turned.flatten(-2).to(x_BSHD.dtype)
-
-
 class SelfAttention(nn.Module):
-    """The projections of self-attention, with q, k and v in one matrix; q and k are normed over all heads at once."""
+    """Self-attention with q, k and v in one matrix; q and k are normed over all heads at once."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -104,15 +98,14 @@ class SelfAttention(nn.Module):
         self.norm_q = RMSNorm(config.dim, config.eps)
         self.norm_k = RMSNorm(config.dim, config.eps)
 
-    def inputs(self, x_BSC: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys, and values: (B, H, S, D) each."""
-        q, k, v = self.qkv(x_BSC).chunk(3, dim=-1)
-        q_BSHD, k_BSHD, v_BSHD = (y.unflatten(-1, (self.heads, -1)) for y in (self.norm_q(q), self.norm_k(k), v))
-        return rotate(q_BSHD, rope).transpose(1, 2), rotate(k_BSHD, rope).transpose(1, 2), v_BSHD.transpose(1, 2)
+    def forward(self, x_BSC: Tensor, rope: Rope, memory: LatentLayerMemory) -> Tensor:
+        norms = (self.norm_q.weight, self.norm_k.weight, self.norm_q.eps)
+        out: Tensor = self.o(memory.attend_latents(LatentHeads(self.qkv(x_BSC), self.heads, *norms, rope)))
+        return out
 
 
 class CrossAttention(nn.Module):
-    """The projections of attention from latents to the text, with the text's k and v in one matrix."""
+    """Attention from latents to the text, with the text's k and v in one matrix."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -123,9 +116,10 @@ class CrossAttention(nn.Module):
         self.norm_q = RMSNorm(config.dim, config.eps)
         self.norm_k = RMSNorm(config.dim, config.eps)
 
-    def queries(self, x_BSC: Tensor) -> Tensor:
-        """Queries (B, H, S, D) of latents."""
-        return self._heads(self.norm_q(self.q(x_BSC)))
+    def forward(self, x_BSC: Tensor, text: tuple[Tensor, Tensor]) -> Tensor:
+        mixed = F.scaled_dot_product_attention(self._heads(self.norm_q(self.q(x_BSC))), *text)
+        out: Tensor = self.o(joined(mixed))
+        return out
 
     def keys(self, text_BLC: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a text: (B, H, L, D) each."""
@@ -138,10 +132,7 @@ class CrossAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer, in parts around the two attentions: each is plain arithmetic that a compiler can take whole.
-
-    `changes` are shift1, scale1, gate1, shift2, scale2 and gate2, (B or 1, F or 1, 1, C) each.
-    """
+    """One layer. `changes` are shift1, gain1, gate1, shift2, gain2 and gate2, (B or 1, F or 1, 1, C) each."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -154,20 +145,6 @@ class Block(nn.Module):
             nn.Linear(config.dim, config.ffn), nn.GELU(approximate="tanh"), nn.Linear(config.ffn, config.dim)
         )
 
-    def before(self, x_BFNC: Tensor, changes: tuple[Tensor, ...], rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
-        """From the residual to what self-attention takes."""
-        return self.self_attn.inputs(_modulate(x_BFNC, changes[0], changes[1], self.eps).flatten(1, 2), rope)
-
-    def between(self, x_BFNC: Tensor, mixed_BHSD: Tensor, changes: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """From self-attention to the residual, and the queries of cross-attention."""
-        x_BFNC = x_BFNC + changes[2] * self.self_attn.o(_merge(mixed_BHSD, x_BFNC))
-        return x_BFNC, self.cross_attn.queries(self.norm3(x_BFNC).flatten(1, 2))
-
-    def after(self, x_BFNC: Tensor, mixed_BHSD: Tensor, changes: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """From cross-attention to the residual, and what the feed-forward layer takes."""
-        x_BFNC = x_BFNC + self.cross_attn.o(_merge(mixed_BHSD, x_BFNC))
-        return x_BFNC, _modulate(x_BFNC, changes[3], changes[4], self.eps)
-
     def hidden(self, x_BFNC: Tensor) -> Tensor:
         """The first half of the feed-forward layer. On a GPU, where no gradient is asked for, GELU is part of the
         product: no further pass over its large result."""
@@ -178,41 +155,25 @@ class Block(nn.Module):
         flat = torch._addmm_activation(first.bias, x_BFNC.flatten(0, -2), first.weight.t(), use_gelu=True)
         return cast(Tensor, flat.unflatten(0, x_BFNC.shape[:-1]))
 
-    def last(self, x_BFNC: Tensor, hidden_BFNE: Tensor, changes: tuple[Tensor, ...]) -> Tensor:
-        """The second half of it, to the residual."""
-        out: Tensor = x_BFNC + changes[5] * self.ffn[2](hidden_BFNE)
-        return out
-
     def forward(
         self,
         x_BFNC: Tensor,
         changes: tuple[Tensor, ...],
         rope: Rope,
-        memory: LayerMemory,
+        memory: LatentLayerMemory,
         text: tuple[Tensor, Tensor],
     ) -> Tensor:
-        q, k, v = self.before(x_BFNC, changes, rope)
-        x_BFNC, q = self.between(x_BFNC, memory.attend(q, k, v), changes)
-        x_BFNC, h = self.after(x_BFNC, F.scaled_dot_product_attention(q, *text), changes)
-        return self.last(x_BFNC, self.hidden(h), changes)
-
-
-def _compiled(part: Callable[..., Any], frames: int) -> Callable[..., Any]:
-    """A part of a block, compiled for one number of frames; all blocks share what is compiled."""
-    fast = torch.compile(part, dynamic=False)
-
-    def call(x_BFNC: Tensor, *rest: Any) -> Any:
-        return (fast if x_BFNC.shape[1] == frames else part)(x_BFNC, *rest)
-
-    return call
+        shift1, gain1, gate1, shift2, gain2, gate2 = changes
+        run = ops(x_BFNC)
+        _, h = run.add_norm(x_BFNC, None, None, gain1, shift1, self.eps)
+        mixed = self.self_attn(h.flatten(1, 2), rope, memory)
+        x_BFNC, h = run.add_norm(x_BFNC, mixed, gate1, self.norm3.weight, self.norm3.bias, self.eps)
+        x_BFNC, h = run.add_norm(x_BFNC, self.cross_attn(h.flatten(1, 2), text), None, gain2, shift2, self.eps)
+        return run.add_gated(x_BFNC, self.ffn[2](self.hidden(h)), gate2)
 
 
 def _modulate(x_BFNC: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
     return F.layer_norm(x_BFNC, x_BFNC.shape[-1:], eps=eps) * (1 + scale) + shift
-
-
-def _merge(mixed_BHSD: Tensor, x_BFNC: Tensor) -> Tensor:
-    return mixed_BHSD.transpose(1, 2).reshape(x_BFNC.shape)
 
 
 class Head(nn.Module):
@@ -241,7 +202,7 @@ class Wan(nn.Module):
         },
         aliases=DIFFUSERS,
     )
-    rotate = staticmethod(rotate)
+    rotate = staticmethod(rotate_pairs)
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -255,7 +216,6 @@ class Wan(nn.Module):
         self.time_projection = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.head = Head(config)
-        self._compiled_for: int | None = None  # latent frames of a call
 
     @property
     def cache_spec(self) -> CacheSpec:
@@ -276,18 +236,6 @@ class Wan(nn.Module):
         padded = F.pad(text_BLC.to(self.patch_embedding.weight), (0, 0, 0, length - text_BLC.shape[1]))
         embedded = self.text_embedding(padded)
         return [block.cross_attn.keys(embedded) for block in self._layers]
-
-    def compile_parts(self, frames: int | None) -> None:
-        """Compile what lies between the attentions, for calls of so many latent frames; None undoes it. Other calls,
-        such as that for a window under a new text, stay as they are: they are over before a compiler is."""
-        if frames == self._compiled_for:
-            return
-        self._compiled_for = frames
-        for block in self._layers:
-            for name in ("before", "between", "after", "last"):
-                vars(block).pop(name, None)
-                if frames is not None:
-                    setattr(block, name, _compiled(getattr(block, name), frames))
 
     def rope(self, frames_F: Tensor, rows: int, cols: int) -> Rope:
         """cos and sin (tokens, 1, pairs) of the angles position * theta^(-i / n), with a third of a head's pairs for
@@ -322,8 +270,10 @@ class Wan(nn.Module):
         angles = level.double()[..., None] * 10000.0**-steps
         time_BFC = self.time_embedding(torch.cat([angles.cos(), angles.sin()], dim=-1).to(x.dtype))
         shared = self.time_projection(time_BFC).unflatten(-1, (6, -1))
-        own = torch.cat([block.modulation for block in self._layers])  # all layers at once: two kernels, not two each
-        return time_BFC, shared + own[:, None, None]
+        own = torch.cat([block.modulation for block in self._layers])  # all layers at once: few kernels, not some each
+        changes = shared + own[:, None, None]
+        gains = torch.arange(6, device=x.device) % 3 == 1  # these are 1 + scale
+        return time_BFC, changes + gains.to(changes.dtype)[:, None]
 
     def _patches(self, x_BFCHW: Tensor) -> Tensor:
         """Tokens (B, F, N, C): the patch embedding as one matrix product, which is what a stride of the kernel's size

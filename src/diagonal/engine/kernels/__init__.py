@@ -34,6 +34,12 @@ class Ops(Protocol):
 
     def add_bias(self, x: Tensor, bias: Tensor, other: Tensor) -> Tensor: ...
 
+    def add_norm(
+        self, x_BFNC: Tensor, delta: Tensor | None, gate: Tensor | None, gain: Tensor, shift: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def add_gated(self, x_BFNC: Tensor, delta: Tensor, gate: Tensor) -> Tensor: ...
+
     def take_row(self, rows_NR: Tensor, cursor: Tensor) -> Tensor: ...
 
     def remember(self, heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: Tensor) -> Tensor: ...
@@ -46,8 +52,7 @@ def usable(device: torch.device) -> bool:
 
 def ops(x: Tensor) -> Ops:
     """The operations for a tensor: kernels, which know no gradient, or their twins."""
-    # A compiler makes kernels of its own, which take in what stands around.
-    if x.is_cuda and not (torch.is_grad_enabled() or torch.compiler.is_compiling()) and usable(x.device):
+    if x.is_cuda and not torch.is_grad_enabled() and usable(x.device):
         from diagonal.engine.kernels import fused
 
         return cast(Ops, fused)

@@ -12,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from diagonal.engine.heads import Heads
+from diagonal.engine.kernels.latents import add_gated as add_gated
+from diagonal.engine.kernels.latents import add_norm as add_norm
 
 HEADS = 8  # of a program of `remember`: enough programs for every multiprocessor, yet not one for each 128 bytes
 COLUMNS = 1024  # of a program of the activations

@@ -7,7 +7,18 @@ from torch import Tensor
 
 from diagonal.engine.heads import Heads, rms_norm
 
-__all__ = ["add_bias", "gelu", "layer_norm", "norm_silu", "remember", "rms_norm", "silu_mul", "take_row"]
+__all__ = [
+    "add_bias",
+    "add_gated",
+    "add_norm",
+    "gelu",
+    "layer_norm",
+    "norm_silu",
+    "remember",
+    "rms_norm",
+    "silu_mul",
+    "take_row",
+]
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -34,6 +45,24 @@ def norm_silu(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None)
 def add_bias(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
     """x + bias + other, with one bias for each place of the last dimension."""
     return x + bias + other
+
+
+def add_norm(
+    x_BFNC: Tensor, delta: Tensor | None, gate: Tensor | None, gain: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """x + gate * delta (without a gate: x + delta), and its LayerNorm * gain + shift.
+
+    Gates, gains and shifts are (B or 1, F or 1, 1, C), or (C,).
+    """
+    if delta is not None:
+        delta = delta.reshape(x_BFNC.shape)
+        x_BFNC = x_BFNC + (delta if gate is None else gate * delta)
+    return x_BFNC, F.layer_norm(x_BFNC, x_BFNC.shape[-1:], eps=eps) * gain + shift
+
+
+def add_gated(x_BFNC: Tensor, delta: Tensor, gate: Tensor) -> Tensor:
+    """x + gate * delta."""
+    return x_BFNC + gate * delta.reshape(x_BFNC.shape)
 
 
 def take_row(rows_NR: Tensor, cursor: Tensor) -> Tensor:

@@ -1,0 +1,92 @@
+"""The kernels of diffusion transformers against their plain forms in float64."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diagonal.engine.heads import LatentHeads
+from diagonal.engine.kernels import plain
+from tests.gpu import BFLOAT16, DEVICE, RUNNABLE, poisoned
+
+pytest.importorskip("triton")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not RUNNABLE, reason="no CUDA device, no TRITON_INTERPRET=1")]
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def _random(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("per", [(1, 1), (1, 3), (2, 1), (2, 3)], ids=str)
+@pytest.mark.parametrize("width", [96, 1536])
+def test_residuals_and_norms(per: tuple[int, int], width: int, dtype: torch.dtype) -> None:
+    from diagonal.engine.kernels import latents
+
+    torch.manual_seed(width)
+    x, delta = _random(2, 3, 4, width, dtype=dtype), _random(2, 12, width, dtype=dtype)
+    changes = _random(*per, 6, width, dtype=dtype).split(1, dim=2)
+    weight, bias = _random(width, dtype=dtype), _random(width, dtype=dtype)
+    bound = 3e-6 if dtype == torch.float32 else 3 * BFLOAT16
+    cases: list[tuple[Any, ...]] = [
+        (x, None, None, changes[0], changes[1]),
+        (x, delta, changes[2], weight, bias),
+        (x, delta, None, changes[3], changes[4]),
+    ]
+    for given in cases:
+        exact = [None if one is None else one.double() for one in given]
+        with poisoned():
+            found = partial(latents.add_norm, eps=1e-6)(*given)
+        wanted = partial(plain.add_norm, eps=1e-6)(*exact)
+        for one, two in zip(found, wanted, strict=True):
+            assert one.dtype == dtype and one.shape == x.shape
+            assert (one.double() - two).abs().max() <= bound * two.abs().max()
+    with poisoned():
+        added = latents.add_gated(x, delta, changes[5])
+    gated = plain.add_gated(x.double(), delta.double(), changes[5].double())
+    assert (added.double() - gated).abs().max() <= bound * gated.abs().max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 5, 4, 24), (2, 3, 12, 128)], ids=str)  # B, S, H, D
+def test_heads_are_normed_turned_and_written_to_their_places(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    from diagonal.engine.kernels import latents
+
+    batch, inputs, heads, wide = shape
+    torch.manual_seed(sum(shape))
+    angles = torch.randn(inputs, 1, wide // 2, device=DEVICE)
+    norms = [(1 + 0.3 * _random(heads * wide, dtype=torch.float32)).to(dtype) for _ in range(2)]
+    qkv = _random(batch, inputs, 3 * heads * wide, dtype=dtype)
+    given = LatentHeads(qkv, heads, norms[0], norms[1], 1e-6, (angles.cos(), angles.sin()))
+    cache = _random(2, batch, inputs + 4, heads, wide, dtype=dtype)
+    before = cache.clone()
+    with poisoned():
+        q = latents.turn(given, cache[0, :, 2:-2], cache[1, :, 2:-2])
+    wanted = given.split()
+    bound = 3e-6 if dtype == torch.float32 else 4 * BFLOAT16
+    for found, exact in zip((q, cache[0, :, 2:-2], cache[1, :, 2:-2]), wanted, strict=True):
+        two = exact.transpose(1, 2)
+        assert (found.float() - two.float()).abs().max() <= bound * two.abs().max()
+    assert torch.equal(cache[1, :, 2:-2], wanted[2].transpose(1, 2))
+    assert torch.equal(cache[:, :, :2], before[:, :, :2]) and torch.equal(cache[:, :, -2:], before[:, :, -2:])
+
+
+def test_what_the_kernel_would_write_wrongly_is_refused() -> None:
+    from diagonal.engine.kernels import latents
+
+    angles = torch.randn(3, 1, 4, device=DEVICE)
+    norm, qkv = torch.ones(16, device=DEVICE), torch.randn(1, 3, 48, device=DEVICE)
+    heads, place = LatentHeads(qkv, 2, norm, norm, 1e-6, (angles, angles)), torch.zeros(1, 3, 2, 8, device=DEVICE)
+    with pytest.raises(ValueError, match="an output of shape"):
+        latents.turn(heads, place[:, :2], place)
+    with pytest.raises(ValueError, match="outputs for keys and values"):
+        latents.turn(heads)
+    short = LatentHeads(qkv, 2, norm, norm, 1e-6, (angles[:2], angles[:2]))
+    with pytest.raises(ValueError, match="a rotation of shape"):
+        latents.turn(short, place, place)
