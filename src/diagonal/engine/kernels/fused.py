@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diagonal.engine.heads import Heads
+from diagonal.engine.kernels import int8, plain
 
 HEADS = 8  # of a program of `remember`: enough programs for every multiprocessor, yet not one for each 128 bytes
 COLUMNS = 1024  # of a program of the activations
@@ -49,6 +50,18 @@ def gelu(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     _gelu[(triton.cdiv(x.numel(), COLUMNS),)](x, out, x.numel(), COLUMNS)
     return out
+
+
+def int8_linear(
+    x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    """x (W * scale)^T + bias + residual. Many rows, as of a prompt, and float32 are left to the twin."""
+    x_MK = x.flatten(0, -2).contiguous()
+    alike = all(part is None or part.dtype == x.dtype for part in (bias_N, residual))  # not so under autocast
+    if len(x_MK) > int8.MOST_ROWS or x.dtype not in int8.DTYPES or not alike:
+        return plain.int8_linear(x, weight_NK, scale_N, bias_N, residual)
+    added_MN = None if residual is None else residual.flatten(0, -2).contiguous()
+    return int8.linear(x_MK, weight_NK, scale_N, bias_N, added_MN).view(*x.shape[:-1], -1)
 
 
 def take_row(rows_NR: Tensor, cursor: Tensor) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from diagonal.engine.heads import Heads, rms_norm
 
-__all__ = ["gelu", "layer_norm", "remember", "rms_norm", "silu_mul", "take_row"]
+__all__ = ["gelu", "int8_linear", "layer_norm", "remember", "rms_norm", "silu_mul", "take_row"]
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -24,6 +25,15 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def gelu(x: Tensor) -> Tensor:
     """The tanh form of GELU."""
     return F.gelu(x, approximate="tanh")
+
+
+def int8_linear(
+    x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    """x W^T + bias + residual, where row n of W is scale[n] times its int8 numbers, rounded to the dtype of x."""
+    rounded_NK = torch.mul(weight_NK, scale_N[:, None], out=torch.empty_like(weight_NK, dtype=x.dtype))
+    product = F.linear(x, rounded_NK, bias_N)
+    return product if residual is None else residual + product
 
 
 def take_row(rows_NR: Tensor, cursor: Tensor) -> Tensor:
