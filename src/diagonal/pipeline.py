@@ -27,6 +27,8 @@ from diagonal.engine.sampler import Sampler
 from diagonal.grid import Grid, Layout
 from diagonal.names import find
 from diagonal.plan import Order
+from diagonal.quantize import check as check_kind
+from diagonal.quantize import quantize as quantize_model
 from diagonal.schedules.decoding import Schedule
 from diagonal.stream import Clip, Stream
 from diagonal.video import VideoArray
@@ -52,6 +54,7 @@ class World:
         with torch.device(device):
             self.model: Any = variant.config.build()
             self.tokenizer: Any = tokenizer.build()
+        self.quantize: str | None = None
         self.runners = Runners()
         self.runner: Any = self.model  # what the engine calls: the model, or the model under a text
         self.actions = cast(ActionSpace, importlib.import_module(f"diagonal.worlds.{variant.actions}"))
@@ -77,6 +80,8 @@ class World:
         other.variant = replace(self.variant, config=config)
         with torch.device("meta"):
             other.model = other.runner = config.build()
+            if self.quantize:
+                quantize_model(other.model)
         try:
             other.model.load_state_dict(self.model.state_dict(), assign=True)
         except RuntimeError as error:
@@ -201,6 +206,10 @@ class World:
         They are one file, or shards; `dtype` and `on_file` are those of `weights.save`. The whole numbers of the
         tokenizer's config are noted beside the tensors, for no shape may tell them.
         """
+        if self.quantize:
+            raise ValueError(
+                f"{self.name} has weights of {self.quantize}, which are not saved; load it without quantize"
+            )
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         modules = {"transformer": self.model, "tokenizer": self.tokenizer}
@@ -251,13 +260,16 @@ def load(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | None = torch.float32,
     seed: int = 0,
+    quantize: str | None = None,
 ) -> World:
     """A world by name, with weights from a file, a folder or a hub id; `weights="random"` needs none.
 
     `tokenizer` names a file of its own for the tokenizer, where the checkpoint has none. `dtype=None` leaves the
     weights as they are stored. `seed` is that of random weights: as the modules initialise themselves for float32 on a
     CPU, and otherwise drawn on the device in the dtype, so that a large model is never held twice. The two differ.
+    `quantize="int8"` makes the model's matrices int8, from the weights as they are stored; `dtype` is that of the rest.
     """
+    check_kind(quantize)
     variant = token_variant(find("models", name), name)
     device = check_device(device)
     label = str(weights)
@@ -286,6 +298,9 @@ def load(
             variant = replace(variant, config=config)
         world = World(name, variant, network, label, "meta")
         _fill(world, state, separate)
+    if quantize:
+        quantize_model(world.model, device)
+        world.quantize = quantize
     for module in (world.model, world.tokenizer):
         module.to(device=device, dtype=dtype).eval().requires_grad_(False)
     return world

@@ -38,6 +38,7 @@ StandInOption = Annotated[StandIn, typer.Option(help="What is fed where a row st
 Refeed = Annotated[bool, typer.Option("--refeed/--no-refeed", help="Feed true row ends when they become known.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, or auto: what this machine computes fastest.")]
+Quantize = Annotated[str, typer.Option(help="none, or int8: the model's weights at half the bytes of bfloat16.")]
 Lpips = Annotated[Path | None, typer.Option(help="LPIPS weights (safetensors); left out: no LPIPS.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -50,11 +51,20 @@ def make_order(spec: str, stand_in: StandIn, refeed: bool) -> Order:
     return Order(parse(spec), stand_in, refeed)
 
 
-def load_world(model: str, weights: str | None, tokenizer: str | None, device: str, dtype: str = "float32") -> World:
+def load_world(
+    model: str,
+    weights: str | None,
+    tokenizer: str | None,
+    device: str,
+    dtype: str = "float32",
+    quantize: str = "none",
+) -> World:
     """The library's `load`, with a remark where the weights are random."""
     from diagonal.pipeline import find_dtype, load
 
-    world = load(model, weights, tokenizer=tokenizer, device=device, dtype=find_dtype(dtype, device))
+    number = find_dtype(dtype, device)
+    kind = None if quantize == "none" else quantize
+    world = load(model, weights, tokenizer=tokenizer, device=device, dtype=number, quantize=kind)
     if world.weights == "random":
         err.print(f"[yellow]{model} has random weights: speed is real, the pictures are noise.[/]")
     return world

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from diagonal.cli import Device, Dtype, Json, app, load_world, out, print_json, progress_bar
+from diagonal.cli import Device, Dtype, Json, Quantize, app, load_world, out, print_json, progress_bar
 
 if TYPE_CHECKING:
     from diagonal.evaluation.speed import Case, Settings
+    from diagonal.pipeline import World
 
 COLUMNS = {  # of the printed table, after the schedule: a field and its format
     "steps": ("steps", "{}"),
@@ -23,7 +26,7 @@ COLUMNS = {  # of the printed table, after the schedule: a field and its format
     "with\npixels": ("fps_with_tokenizer", "{:.2f}"),
     "first\nframe ms": ("first_frame_ms", "{:.0f}"),
 }
-COMPARABLE = ("schedule", "dtype")
+COMPARABLE = ("schedule", "dtype", "quantize")
 
 
 @app.command()
@@ -43,6 +46,7 @@ def bench(
     known: Annotated[int | None, typer.Option(min=1, help="Token frames of the prompt. Default: the model's.")] = None,
     device: Device = "cpu",
     dtype: Dtype = "auto",
+    quantize: Quantize = "none",
     repeat: Annotated[int, typer.Option(min=1, help="Runs that are measured.")] = 3,
     warmup: Annotated[int, typer.Option(min=1, help="Runs before them that are not.")] = 1,
     steps: Annotated[
@@ -51,7 +55,9 @@ def bench(
     no_tokenizer: Annotated[bool, typer.Option("--no-tokenizer", help="Leave out the decoding to pixels.")] = False,
     compare: Annotated[
         tuple[str, str] | None,
-        typer.Option(help="Two settings that take turns: 'schedule=raster' 'schedule=diagonal:k=1', 'dtype=...'."),
+        typer.Option(
+            help="Two settings that take turns: 'schedule=raster' 'schedule=diagonal:k=1', 'dtype=...', 'quantize=...'."
+        ),
     ] = None,
     out_path: Annotated[Path | None, typer.Option("--out", help="Also write the JSON object into this file.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Also draw speed-up against steps into this PNG.")] = None,
@@ -59,21 +65,25 @@ def bench(
 ) -> None:
     """Measure decoding, step by step, against the time that reading the weights would take."""
     from diagonal.draw import save_speed
+    from diagonal.evaluation.agreement import DEFINITION as AGREEMENT
     from diagonal.evaluation.report import as_json as written
     from diagonal.evaluation.speed import DEFINITION, Settings
     from diagonal.files import atomic, check_target
 
     # All that can be refused is refused before a large model is loaded.
-    groups = _groups(schedule or ["diagonal:k=1"], dtype, compare)
+    groups = _groups(schedule or ["diagonal:k=1"], {"dtype": dtype, "quantize": quantize}, compare)
     for path, suffix in ((out_path, ".json"), (picture, ".png")):
         if path is not None:
             check_target(path, suffix)
     settings = Settings(frames, known, repeat, warmup, steps, not no_tokenizer)
-    cases = _measure(_cases(groups, model, (weights, tokenizer), device), settings)
+    worlds = _Worlds(model, weights, tokenizer, device)
+    cases = _measure(_cases(groups, worlds), settings)
+    for given, case in zip(chain.from_iterable(groups), cases, strict=True):
+        case |= worlds.agreement(given)
     result: dict[str, Any] = {"kind": "bench", "command": " ".join(["diagonal", *sys.argv[1:]]), "cases": cases}
     if compare is not None:
         result["compare"] = _compared(*cases)
-    result["definition"] = DEFINITION
+    result["definition"] = DEFINITION + (f"\n{AGREEMENT}" if any("greedy_agreement" in one for one in cases) else "")
     if out_path is not None:
         with atomic(out_path) as temporary:
             temporary.write_text(written(result))
@@ -85,13 +95,15 @@ def bench(
         _print(result)
 
 
-def _groups(schedules: list[str], dtype: str, compare: tuple[str, str] | None) -> list[list[dict[str, str]]]:
+def _groups(
+    schedules: list[str], numbers: dict[str, str], compare: tuple[str, str] | None
+) -> list[list[dict[str, str]]]:
     """Settings of the cases: those of a group take turns, the groups follow each other."""
     if compare is None:
-        return [[{"schedule": schedule, "dtype": dtype}] for schedule in schedules]
+        return [[{"schedule": schedule} | numbers] for schedule in schedules]
     if len(schedules) > 1:
         raise ValueError("--compare takes one --schedule at most; write the two to compare as 'schedule=...'")
-    return [[{"schedule": schedules[0], "dtype": dtype} | _pairs(text) for text in compare]]
+    return [[{"schedule": schedules[0]} | numbers | _pairs(text) for text in compare]]
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -107,27 +119,52 @@ def _pairs(text: str) -> dict[str, str]:
     return pairs
 
 
-def _cases(
-    groups: list[list[dict[str, str]]], model: str, weights: tuple[str | None, str | None], device: str
-) -> list[list[Case]]:
-    """The cases, with one world for each dtype."""
-    from diagonal.engine.protocols import token_variant
+@dataclass
+class _Worlds:
+    """Worlds of one model in several kinds of numbers, each loaded when it is first asked for."""
+
+    model: str
+    weights: str | None
+    tokenizer: str | None
+    device: str
+    loaded: dict[tuple[str, str], World] = field(default_factory=dict)
+
+    def get(self, dtype: str, quantize: str) -> World:
+        from diagonal.engine.protocols import token_variant
+        from diagonal.names import find
+
+        if (dtype, quantize) not in self.loaded:
+            shipped = token_variant(find("models", self.model), self.model).embedded
+            source = self.weights if self.weights is not None or shipped else "random"
+            self.loaded[dtype, quantize] = load_world(self.model, source, self.tokenizer, self.device, dtype, quantize)
+        return self.loaded[dtype, quantize]
+
+    def agreement(self, case: dict[str, str]) -> dict[str, float]:
+        """What quantising changed: nothing to say where it did not take place."""
+        from diagonal.evaluation.agreement import agreement
+        from diagonal.evaluation.speed import with_text
+
+        if case["quantize"] == "none":
+            return {}
+        reference, other = (with_text(self.get(case["dtype"], kind)) for kind in ("none", case["quantize"]))
+        return agreement(reference, other).numbers()
+
+
+def _cases(groups: list[list[dict[str, str]]], worlds: _Worlds) -> list[list[Case]]:
+    """The cases, with one world for each kind of numbers."""
     from diagonal.evaluation.machine import Clock
     from diagonal.evaluation.speed import Case
-    from diagonal.names import find
     from diagonal.pipeline import check_device, find_dtype
     from diagonal.plan import Order
+    from diagonal.quantize import check
 
     orders = [[Order.of(one["schedule"]) for one in group] for group in groups]
-    Clock(check_device(device))  # or it is refused here
-    given, tokenizer = weights
-    source = given if given is not None or token_variant(find("models", model), model).embedded else "random"
-    names = sorted({one["dtype"] for group in groups for one in group})
-    for name in names:
-        find_dtype(name, device)
-    worlds = {name: load_world(model, source, tokenizer, device, name) for name in names}
+    Clock(check_device(worlds.device))  # or it is refused here
+    for one in chain.from_iterable(groups):
+        find_dtype(one["dtype"], worlds.device)
+        check(None if one["quantize"] == "none" else one["quantize"])
     return [
-        [Case(worlds[one["dtype"]], order) for one, order in zip(group, ordered, strict=True)]
+        [Case(worlds.get(one["dtype"], one["quantize"]), order) for one, order in zip(group, ordered, strict=True)]
         for group, ordered in zip(groups, orders, strict=True)
     ]
 
@@ -153,12 +190,14 @@ def _compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print(result: dict[str, Any]) -> None:
+    from diagonal.draw import numbers
+
     cases = result["cases"]
-    dtypes = {case["dtype"] for case in cases}
+    dtypes = set(map(numbers, cases))
     table = Table("schedule", *COLUMNS, box=None, padding=(0, 1, 0, 0))
     table.columns[0].no_wrap = True
     for case in cases:
-        name = case["schedule"] if len(dtypes) == 1 else f"{case['schedule']} {case['dtype']}"
+        name = case["schedule"] if len(dtypes) == 1 else f"{case['schedule']} {numbers(case)}"
         fields = [(case[field], form) for field, form in COLUMNS.values()]
         table.add_row(name, *("" if value is None else form.format(value) for value, form in fields))
     out.print(table)
@@ -166,6 +205,10 @@ def _print(result: dict[str, Any]) -> None:
         speedups = result["compare"]["speedup_by_repeat"]
         span = f"{min(speedups):.2f} to {max(speedups):.2f} over {len(speedups)} rounds"
         out.print(f"the second is {result['compare']['speedup']:.2f} times as fast as the first ({span})")
+    for case in cases:
+        if "greedy_agreement" in case:
+            said = f"{case['greedy_agreement']:.1%} of {case['agreement_positions']} most likely tokens are those of"
+            out.print(f"{numbers(case)}: {said} {case['dtype']} weights (KL {case['agreement_kl']:.1e} nats)")
     one = cases[0]
     out.print(
         f"{one['model']}, {one['parameters']:,} parameters, {one['weights']} weights, {' and '.join(sorted(dtypes))}; "

@@ -16,6 +16,7 @@ from diagonal.cli import (
     Device,
     Dtype,
     Json,
+    Quantize,
     Refeed,
     Schedule,
     StandInOption,
@@ -92,6 +93,7 @@ def generate(
     ] = True,
     device: Device = "cpu",
     dtype: Dtype = "auto",
+    quantize: Quantize = "none",
     out_path: Annotated[str, typer.Option("--out", help="Video to write; '-' streams mp4 to stdout.")] = "out.mp4",
     as_json: Json = False,
 ) -> None:
@@ -118,7 +120,7 @@ def generate(
         raise ValueError("--resize and --crop both fit the prompt into the frame; give one")
     if prompt is not None and not prompt.exists():
         raise FileNotFoundError(f"--prompt {prompt} does not exist; give a video, a picture, or a folder of pictures")
-    world = load_world(model, weights, tokenizer, device, dtype)
+    world = load_world(model, weights, tokenizer, device, dtype, quantize)
     if size is not None:
         world = world.at(*_size(size))
     if text is not None or text_embeds is not None:
