@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.attention import Causal
-from diagonal.engine.kernels import SWITCH
+from diagonal.engine.kernels import SWITCH, plain
 from diagonal.names import find
 from diagonal.quantize import quantize
 from diagonal.weights import int8_rows
@@ -83,6 +83,20 @@ def test_tiles_fill_the_machine_and_its_memory_pipes() -> None:
         for cols in (64, 2048, 6144, 64000):
             width, depth, parts, stages = kernel.tiles(rows, cols)
             assert stages >= 4 and stages * parts * depth * (width + 2 * rows) <= 192 * 1024
+
+
+@pytest.mark.parametrize(("batch", "dtype"), [(2, torch.bfloat16), (50, torch.bfloat16), (2, torch.float32)])
+def test_batches_are_flattened_and_the_rest_is_left_to_the_twin(batch: int, dtype: torch.dtype) -> None:
+    from diagonal.engine.kernels import fused
+
+    x, weight, scale, bias, residual = _case(3 * batch, 40, 64, dtype)
+    exact = (x.double() @ weight.double().T) * scale.double() + bias.double() + residual.double()
+    shaped = (x.view(batch, 3, 64), residual.view(batch, 3, 40))
+    found = fused.int8_linear(shaped[0], weight, scale, bias, shaped[1])
+    assert found.shape == (batch, 3, 40) and found.dtype == dtype
+    assert (found.flatten(0, 1).double() - exact).abs().max() <= 3 * BFLOAT16 * exact.abs().max()
+    if batch == 50 or dtype == torch.float32:
+        assert torch.equal(found, plain.int8_linear(shaped[0], weight, scale, bias, shaped[1]))
 
 
 def test_what_the_kernel_cannot_read_is_refused() -> None:

@@ -142,7 +142,7 @@ def generate(
         for _ in stream(orders[0], frames):  # warm-up: the first frame of a process pays for set-up
             break
         runs = _write_compared([(order, stream(order, frames)) for order in orders], look, out_path)
-    shared = {"model": model, "weights": world.weights, "seed": seed, "out": out_path}
+    shared = {"model": model, "weights": world.weights, "quantize": quantize, "seed": seed, "out": out_path}
     if as_json:
         both = {} if compare is None else {"compare": runs[1].numbers(), "speedup": runs[1].seconds / runs[0].seconds}
         print_json(shared | runs[0].numbers() | both)
