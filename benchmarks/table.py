@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from diagonal.draw import numbers
 from diagonal.files import atomic
 
 START, END = "<!-- bench -->", "<!-- /bench -->"
@@ -57,7 +58,8 @@ def markdown(cases: Sequence[dict[str, Any]]) -> str:
 
 def _setting(case: dict[str, Any]) -> tuple[Any, ...]:
     """Only cases that agree in this can be compared."""
-    return tuple(case[key] for key in ("device", "model", "dtype", "weights", "frames", "known", "commit"))
+    rest = (case[key] for key in ("weights", "frames", "known", "commit"))
+    return (case["device"], case["model"], numbers(case), *rest)
 
 
 def _cells(case: dict[str, Any], cases: Sequence[dict[str, Any]]) -> list[str]:
@@ -71,7 +73,7 @@ def _cells(case: dict[str, Any], cases: Sequence[dict[str, Any]]) -> list[str]:
         case["model"],
         f"`{case['schedule']}`",
         case["device"],
-        case["dtype"],
+        numbers(case),
         case["weights"],
         f"{case['frames']}",
         f"{case['steps']}",

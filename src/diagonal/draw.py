@@ -81,6 +81,13 @@ def save_plan(plan: Plan, path: str | Path, title: str) -> None:
         image.save(temporary, format="PNG")
 
 
+def numbers(case: Mapping[str, Any]) -> str:
+    """The kind of numbers of a benchmark's case: 'bfloat16', or 'bfloat16/int8' where the weights are of another kind
+    (which results did not always say)."""
+    kind = case.get("quantize", "none")
+    return str(case["dtype"]) + ("" if kind == "none" else f"/{kind}")
+
+
 def save_speed(cases: Sequence[Mapping[str, Any]], path: str | Path, title: str) -> None:
     """A PNG of results of `diagonal bench`: speed-up over the case with the most steps, against steps, both in
     logarithms; and a line where the cases would be if every step took its floor."""
@@ -88,7 +95,7 @@ def save_speed(cases: Sequence[Mapping[str, Any]], path: str | Path, title: str)
 
     check_target(path, ".png")
     base = max(cases, key=lambda case: case["steps"])
-    ordered, several = sorted(cases, key=lambda case: case["steps"]), len({case["dtype"] for case in cases}) > 1
+    ordered, several = sorted(cases, key=lambda case: case["steps"]), len(set(map(numbers, cases))) > 1
     measured = [(case["steps"], case["fps"] / base["fps"]) for case in ordered]
     # As many steps as the plan has, each at its floor instead of its mean.
     floor = [
@@ -118,7 +125,7 @@ def save_speed(cases: Sequence[Mapping[str, Any]], path: str | Path, title: str)
     for case, point in zip(ordered, measured, strict=True):
         _dot(draw, place(point), 5, _POINT)
         right = x_axis.share(point[0]) > 0.5  # the label goes where there is room
-        name = case["schedule"] + (f" {case['dtype']}" if several else "")
+        name = case["schedule"] + (f" {numbers(case)}" if several else "")
         label = f"{name}  {point[1]:.2f}x{'  derived' if case['derived'] else ''}"
         at = (place(point)[0] + (-10 if right else 10), place(point)[1] + 6)
         draw.text(at, label, fill=INK, font=_font(13), anchor="ra" if right else "la")

@@ -27,11 +27,13 @@ from diagonal.diffusion import VideoModel
 from diagonal.engine.decode import Video, plans, spans
 from diagonal.engine.protocols import ActionSpace, DiffusionVariant, Sampling, Variant
 from diagonal.engine.runner import Runners
-from diagonal.engine.sampler import Sampler
+from diagonal.engine.sampler import Sampler, generators
 from diagonal.grid import Grid, Layout
 from diagonal.names import find
 from diagonal.parts import Weights
 from diagonal.plan import Order
+from diagonal.quantize import check as check_kind
+from diagonal.quantize import quantize as quantize_model
 from diagonal.schedules.decoding import Schedule
 from diagonal.stream import Clip, Stream
 from diagonal.video import VideoArray
@@ -57,6 +59,7 @@ class World:
         with torch.device(device):
             self.model: Any = variant.config.build()
             self.tokenizer: Any = tokenizer.build()
+        self.quantized: str | None = None  # of quantize.KINDS
         self.runners = Runners()
         self.runner: Any = self.model  # what the engine calls: the model, or the model under a text
         self.actions = cast(ActionSpace, importlib.import_module(f"diagonal.worlds.{variant.actions}"))
@@ -82,6 +85,8 @@ class World:
         other.variant = replace(self.variant, config=config)
         with torch.device("meta"):
             other.model = other.runner = config.build()
+            if self.quantized:
+                quantize_model(other.model)
         try:
             other.model.load_state_dict(self.model.state_dict(), assign=True)
         except RuntimeError as error:
@@ -104,6 +109,15 @@ class World:
         with torch.inference_mode():
             other.runner = self.model.bind(rows.to(device))
         return other
+
+    def quantize(self, kind: str = "int8") -> World:
+        """Round the model's matrices to int8 rows, for good, and give the world: see `diagonal.quantize`."""
+        check_kind(kind)
+        if not self.quantized:
+            quantize_model(self.model)
+            self.model.eval().requires_grad_(False)
+            self.quantized, self.runners = kind, Runners()
+        return self
 
     def compile_tokenizer(self) -> None:
         """Compile what makes pixels of tokens (torch.compile): a minute for the first frame, less for all others."""
@@ -146,7 +160,7 @@ class World:
             self.variant.sampling if sampling is None else sampling,
             torch.tensor(config.valid_ids(), device=units.device),
             layout.prefix,
-            _generators(seed, batch, units.device),
+            generators(seed, batch, units.device),
         )
         paired = list(zip(windows, plans(layout, windows, order, acts), strict=True))
         # On a CPU attention is quicker in float32, whatever the weights are.
@@ -211,6 +225,8 @@ class World:
         They are one file, or shards; `dtype` and `on_file` are those of `weights.save`. The whole numbers of the
         tokenizer's config are noted beside the tensors, for no shape may tell them.
         """
+        if self.quantized:
+            raise ValueError(f"{self.name} has weights of {self.quantized}, which are not saved; do not quantise it")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         modules = {"transformer": self.model, "tokenizer": self.tokenizer}
@@ -378,12 +394,3 @@ def _new_frames(frames: int | None, known: int, actions: int | None, window: int
             + ("" if actions is None else f" ({actions} actions cover {known} prompt frames only)")
         )
     return frames
-
-
-def _generators(seed: int | Sequence[int], batch: int, device: torch.device) -> list[torch.Generator]:
-    seeds = [seed + index for index in range(batch)] if isinstance(seed, int) else list(seed)
-    if len(seeds) != batch:
-        raise ValueError(f"{len(seeds)} seeds given for {batch} prompts")
-    if not all(0 <= one < 2**63 for one in seeds):
-        raise ValueError(f"seed {seed} given; a seed is a whole number from 0 to 2^63 - 1")
-    return [torch.Generator(device).manual_seed(one) for one in seeds]

@@ -244,12 +244,18 @@ def shrink(state: Mapping[str, Tensor]) -> State:
     small: State = {}
     for key, value in state.items():
         if value.ndim == 2:
-            scale = (value.float().abs().amax(1, keepdim=True) / 127).clamp(min=1e-8)
-            small[key] = (value / scale).round().to(torch.int8)
-            small[key + SCALE] = scale.half()
+            small[key], scale_N = int8_rows(value)
+            small[key + SCALE] = scale_N[:, None].half()
         else:
             small[key] = value.half()
     return small
+
+
+def int8_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix as int8 numbers and one float32 scale for each row, of which they are multiples: the nearest ones, where
+    the largest number of a row is 127 or -127 times its scale."""
+    scale_N = (matrix.float().abs().amax(1) / 127).clamp(min=1e-8)
+    return (matrix / scale_N[:, None]).round().to(torch.int8), scale_N
 
 
 def restore(state: State) -> State:

@@ -311,6 +311,15 @@ def test_a_saved_model_gives_the_clip_of_the_model_it_was(tmp_path, world, plain
     np.testing.assert_array_equal(frames, plain[1])
 
 
+def test_quantised_weights_make_the_clip_the_library_makes(tmp_path, plain):
+    numbers, frames = generate(tmp_path, "--frames", "1", "--quantize", "int8")
+    world = load("mcar/tiny").quantize()
+    assert (plain[0]["quantize"], numbers["quantize"]) == ("none", "int8")
+    np.testing.assert_array_equal(
+        frames, encoded(world.generate(draw.test_card(*SIZE), frames=1, schedule="diagonal:k=1").frames, tmp_path)
+    )
+
+
 def test_two_schedules_are_compared_side_by_side(tmp_path, world, plain):
     numbers, frames = generate(tmp_path, "--frames", "1", "--compare", "raster")
     assert (numbers["steps"], numbers["compare"]["steps"]) == (37, 14 * 24)

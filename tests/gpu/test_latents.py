@@ -40,7 +40,7 @@ def test_residuals_and_norms(per: tuple[int, int], width: int, dtype: torch.dtyp
         (x, delta, None, changes[3], changes[4]),
     ]
     for given in cases:
-        exact = [None if one is None else one.double() for one in given]
+        exact: list[Any] = [None if one is None else one.double() for one in given]
         with poisoned():
             found = partial(latents.add_norm, eps=1e-6)(*given)
         wanted = partial(plain.add_norm, eps=1e-6)(*exact)

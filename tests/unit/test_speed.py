@@ -157,7 +157,7 @@ def test_a_model_with_text_reads_one(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = world.stream(torch.zeros(2, 4, 6, dtype=torch.long), frames=8, schedule="diagonal:k=1").windows[0][1]
     read = step_bytes(Traffic.of(world.model, torch.float32), [plan], text_rows=512)[1:].mean()
     assert numbers["floor_ms"] == pytest.approx(1e3 * read / 1e9)
-    guided = speed._with_text(world)
+    guided = speed.with_text(world)
     assert guided.runner.text[0][0].shape[2] == 512 and world.runner is world.model
 
 

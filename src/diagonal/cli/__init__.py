@@ -39,6 +39,7 @@ StandInOption = Annotated[StandIn, typer.Option(help="What is fed where a row st
 Refeed = Annotated[bool, typer.Option("--refeed/--no-refeed", help="Feed true row ends when they become known.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, or auto: what this machine computes fastest.")]
+Quantize = Annotated[str, typer.Option(help="none, or int8: the model's weights at half the bytes of bfloat16.")]
 Lpips = Annotated[Path | None, typer.Option(help="LPIPS weights (safetensors); left out: no LPIPS.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -51,7 +52,14 @@ def make_order(spec: str, stand_in: StandIn, refeed: bool) -> Order:
     return Order(parse(spec), stand_in, refeed)
 
 
-def load_world(model: str, weights: str | None, tokenizer: str | None, device: str, dtype: str = "float32") -> World:
+def load_world(
+    model: str,
+    weights: str | None,
+    tokenizer: str | None,
+    device: str,
+    dtype: str = "float32",
+    quantize: str = "none",
+) -> World:
     """The library's `load`, with a remark where the weights are random."""
     from diagonal.engine.protocols import token_variant
     from diagonal.names import find
@@ -60,6 +68,8 @@ def load_world(model: str, weights: str | None, tokenizer: str | None, device: s
     token_variant(find("models", model), model)
     world = load(model, weights, tokenizer=tokenizer, device=device, dtype=find_dtype(dtype, device))
     remark_random(model, world.weights)
+    if quantize != "none":
+        world.quantize(quantize)
     return world
 
 

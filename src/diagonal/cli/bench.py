@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from diagonal.cli import Device, Dtype, Json, app, load_world, out, print_json, progress_bar
+from diagonal.cli import Device, Dtype, Json, Quantize, app, load_world, out, print_json, progress_bar, refuse
+from diagonal.cli.bench_video import bench_video, print_cases
+from diagonal.cli.generate import PANEL
 
 if TYPE_CHECKING:
     from diagonal.evaluation.speed import Case, Settings
+    from diagonal.pipeline import World
 
 COLUMNS = {  # of the printed table, after the schedule: a field and its format
     "steps": ("steps", "{}"),
@@ -23,11 +29,14 @@ COLUMNS = {  # of the printed table, after the schedule: a field and its format
     "with\npixels": ("fps_with_tokenizer", "{:.2f}"),
     "first\nframe ms": ("first_frame_ms", "{:.0f}"),
 }
-COMPARABLE = ("schedule", "dtype")
+COMPARABLE = ("schedule", "dtype", "quantize")
+TOKENS_ONLY = ("known", "steps", "quantize", "compile_tokenizer", "no_tokenizer", "compare", "picture")
+VIDEOS_ONLY = ("preset", "decoder", "height", "width")
 
 
 @app.command()
 def bench(
+    context: typer.Context,
     model: Annotated[str, typer.Option(help="A name from `diagonal models`.")],
     weights: Annotated[
         str | None,
@@ -43,6 +52,7 @@ def bench(
     known: Annotated[int | None, typer.Option(min=1, help="Token frames of the prompt. Default: the model's.")] = None,
     device: Device = "cpu",
     dtype: Dtype = "auto",
+    quantize: Quantize = "none",
     repeat: Annotated[int, typer.Option(min=1, help="Runs that are measured.")] = 3,
     warmup: Annotated[int, typer.Option(min=1, help="Runs before them that are not.")] = 1,
     steps: Annotated[
@@ -52,54 +62,82 @@ def bench(
     compile_tokenizer: Annotated[
         bool, typer.Option("--compile-tokenizer", help="Compile the decoding to pixels (torch.compile).")
     ] = False,
+    preset: Annotated[
+        str, typer.Option(help="How it is run, as for generate.", rich_help_panel=PANEL)
+    ] = "diagonal-distillation",
+    decoder: Annotated[str, typer.Option(help="vae, preview or none.", rich_help_panel=PANEL)] = "vae",
+    height: Annotated[int, typer.Option(min=16, rich_help_panel=PANEL)] = 480,
+    width: Annotated[int, typer.Option(min=16, rich_help_panel=PANEL)] = 832,
     no_tokenizer: Annotated[bool, typer.Option("--no-tokenizer", help="Leave out the decoding to pixels.")] = False,
     compare: Annotated[
         tuple[str, str] | None,
-        typer.Option(help="Two settings that take turns: 'schedule=raster' 'schedule=diagonal:k=1', 'dtype=...'."),
+        typer.Option(
+            help="Two settings that take turns: 'schedule=raster' 'schedule=diagonal:k=1', 'dtype=...', 'quantize=...'."
+        ),
     ] = None,
     out_path: Annotated[Path | None, typer.Option("--out", help="Also write the JSON object into this file.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Also draw speed-up against steps into this PNG.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure decoding, step by step, against the time that reading the weights would take."""
+    """Measure a model, step by step, against the least time that its steps could take."""
     from diagonal.draw import save_speed
+    from diagonal.engine.protocols import DiffusionVariant
     from diagonal.evaluation.report import as_json as written
-    from diagonal.evaluation.speed import DEFINITION, Settings
     from diagonal.files import atomic, check_target
+    from diagonal.names import find
 
-    # All that can be refused is refused before a large model is loaded.
-    groups = _groups(schedule or ["diagonal:k=1"], dtype, compare)
     for path, suffix in ((out_path, ".json"), (picture, ".png")):
         if path is not None:
             check_target(path, suffix)
-    settings = Settings(frames, known, repeat, warmup, steps, not no_tokenizer)
-    made = _cases(groups, model, (weights, tokenizer), device)
-    if compile_tokenizer:
-        for world in {id(case.world): case.world for group in made for case in group}.values():
-            world.compile_tokenizer()
-    cases = _measure(made, settings)
-    result: dict[str, Any] = {"kind": "bench", "command": " ".join(["diagonal", *sys.argv[1:]]), "cases": cases}
-    if compare is not None:
-        result["compare"] = _compared(*cases)
-    result["definition"] = DEFINITION
+    result: dict[str, Any] = {"kind": "bench", "command": " ".join(["diagonal", *sys.argv[1:]])}
+    video = isinstance(find("models", model), DiffusionVariant)
+    refuse(context, TOKENS_ONLY if video else VIDEOS_ONLY, model)
+    result |= bench_video(context.params) if video else _bench_tokens(context.params)
     if out_path is not None:
         with atomic(out_path) as temporary:
             temporary.write_text(written(result))
     if picture is not None:
-        save_speed(cases, picture, f"{model} on {cases[0]['device']}")
+        save_speed(result["cases"], picture, f"{model} on {result['cases'][0]['device']}")
     if as_json:
         print_json(result)
+    elif video:
+        print_cases(result)
     else:
         _print(result)
 
 
-def _groups(schedules: list[str], dtype: str, compare: tuple[str, str] | None) -> list[list[dict[str, str]]]:
+def _bench_tokens(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Measure a token model as the options of `bench`, by their names, say."""
+    from diagonal.evaluation.agreement import DEFINITION as AGREEMENT
+    from diagonal.evaluation.speed import DEFINITION, Settings
+
+    # All that can be refused is refused before a large model is loaded.
+    numbers = {name: options[name] for name in ("dtype", "quantize")}
+    groups = _groups(options["schedule"] or ["diagonal:k=1"], numbers, options["compare"])
+    sizes = {name: options[name] for name in ("frames", "known", "repeat", "warmup", "steps")}
+    settings = Settings(**sizes, tokenizer=not options["no_tokenizer"])
+    worlds = _Worlds(*(options[name] for name in ("model", "weights", "tokenizer", "device")))
+    made = _cases(groups, worlds)
+    if options["compile_tokenizer"]:
+        for world in worlds.loaded.values():
+            world.compile_tokenizer()
+    cases = _measure(made, settings)
+    for given, case in zip(chain.from_iterable(groups), cases, strict=True):
+        case |= worlds.agreement(given)
+    quantised = any("greedy_agreement" in case for case in cases)
+    compared = {} if options["compare"] is None else {"compare": _compared(*cases)}
+    return {"cases": cases} | compared | {"definition": DEFINITION + (f"\n{AGREEMENT}" if quantised else "")}
+
+
+def _groups(
+    schedules: list[str], numbers: dict[str, str], compare: tuple[str, str] | None
+) -> list[list[dict[str, str]]]:
     """Settings of the cases: those of a group take turns, the groups follow each other."""
     if compare is None:
-        return [[{"schedule": schedule, "dtype": dtype}] for schedule in schedules]
+        return [[{"schedule": schedule} | numbers] for schedule in schedules]
     if len(schedules) > 1:
         raise ValueError("--compare takes one --schedule at most; write the two to compare as 'schedule=...'")
-    return [[{"schedule": schedules[0], "dtype": dtype} | _pairs(text) for text in compare]]
+    return [[{"schedule": schedules[0]} | numbers | _pairs(text) for text in compare]]
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -115,27 +153,52 @@ def _pairs(text: str) -> dict[str, str]:
     return pairs
 
 
-def _cases(
-    groups: list[list[dict[str, str]]], model: str, weights: tuple[str | None, str | None], device: str
-) -> list[list[Case]]:
-    """The cases, with one world for each dtype."""
-    from diagonal.engine.protocols import token_variant
+@dataclass
+class _Worlds:
+    """Worlds of one model in several kinds of numbers, each loaded when it is first asked for."""
+
+    model: str
+    weights: str | None
+    tokenizer: str | None
+    device: str
+    loaded: dict[tuple[str, str], World] = field(default_factory=dict)
+
+    def get(self, dtype: str, quantize: str) -> World:
+        from diagonal.engine.protocols import token_variant
+        from diagonal.names import find
+
+        if (dtype, quantize) not in self.loaded:
+            shipped = token_variant(find("models", self.model), self.model).embedded
+            source = self.weights if self.weights is not None or shipped else "random"
+            self.loaded[dtype, quantize] = load_world(self.model, source, self.tokenizer, self.device, dtype, quantize)
+        return self.loaded[dtype, quantize]
+
+    def agreement(self, case: dict[str, str]) -> dict[str, float]:
+        """What quantising changed: nothing to say where it did not take place."""
+        from diagonal.evaluation.agreement import agreement
+        from diagonal.evaluation.speed import with_text
+
+        if case["quantize"] == "none":
+            return {}
+        reference, other = (with_text(self.get(case["dtype"], kind)) for kind in ("none", case["quantize"]))
+        return agreement(reference, other).numbers()
+
+
+def _cases(groups: list[list[dict[str, str]]], worlds: _Worlds) -> list[list[Case]]:
+    """The cases, with one world for each kind of numbers."""
     from diagonal.evaluation.machine import Clock
     from diagonal.evaluation.speed import Case
-    from diagonal.names import find
     from diagonal.pipeline import check_device, find_dtype
     from diagonal.plan import Order
+    from diagonal.quantize import check
 
     orders = [[Order.of(one["schedule"]) for one in group] for group in groups]
-    Clock(check_device(device))  # or it is refused here
-    given, tokenizer = weights
-    source = given if given is not None or token_variant(find("models", model), model).embedded else "random"
-    names = sorted({one["dtype"] for group in groups for one in group})
-    for name in names:
-        find_dtype(name, device)
-    worlds = {name: load_world(model, source, tokenizer, device, name) for name in names}
+    Clock(check_device(worlds.device))  # or it is refused here
+    for one in chain.from_iterable(groups):
+        find_dtype(one["dtype"], worlds.device)
+        check(None if one["quantize"] == "none" else one["quantize"])
     return [
-        [Case(worlds[one["dtype"]], order) for one, order in zip(group, ordered, strict=True)]
+        [Case(worlds.get(one["dtype"], one["quantize"]), order) for one, order in zip(group, ordered, strict=True)]
         for group, ordered in zip(groups, orders, strict=True)
     ]
 
@@ -161,12 +224,14 @@ def _compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print(result: dict[str, Any]) -> None:
+    from diagonal.draw import numbers
+
     cases = result["cases"]
-    dtypes = {case["dtype"] for case in cases}
+    dtypes = set(map(numbers, cases))
     table = Table("schedule", *COLUMNS, box=None, padding=(0, 1, 0, 0))
     table.columns[0].no_wrap = True
     for case in cases:
-        name = case["schedule"] if len(dtypes) == 1 else f"{case['schedule']} {case['dtype']}"
+        name = case["schedule"] if len(dtypes) == 1 else f"{case['schedule']} {numbers(case)}"
         fields = [(case[field], form) for field, form in COLUMNS.values()]
         table.add_row(name, *("" if value is None else form.format(value) for value, form in fields))
     out.print(table)
@@ -174,6 +239,10 @@ def _print(result: dict[str, Any]) -> None:
         speedups = result["compare"]["speedup_by_repeat"]
         span = f"{min(speedups):.2f} to {max(speedups):.2f} over {len(speedups)} rounds"
         out.print(f"the second is {result['compare']['speedup']:.2f} times as fast as the first ({span})")
+    for case in cases:
+        if "greedy_agreement" in case:
+            said = f"{case['greedy_agreement']:.1%} of {case['agreement_positions']} most likely tokens are those of"
+            out.print(f"{numbers(case)}: {said} {case['dtype']} weights (KL {case['agreement_kl']:.1e} nats)")
     one = cases[0]
     out.print(
         f"{one['model']}, {one['parameters']:,} parameters, {one['weights']} weights, {' and '.join(sorted(dtypes))}; "

@@ -64,7 +64,8 @@ def print_cases(result: Mapping[str, Any]) -> None:
     table.columns[0].no_wrap = True
     for case in result["cases"]:
         fields = [(case[field], form) for field, form in COLUMNS.values()]
-        table.add_row(case["schedule"], *("" if value is None else form.format(value) for value, form in fields))
+        steps = case["schedule"].removeprefix("diagonal:steps=").split(",")[0]
+        table.add_row(steps, *("" if value is None else form.format(value) for value, form in fields))
     out.print(table)
     one = result["cases"][0]
     out.print(

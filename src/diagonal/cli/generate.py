@@ -16,6 +16,7 @@ from diagonal.cli import (
     Device,
     Dtype,
     Json,
+    Quantize,
     Refeed,
     StandInOption,
     app,
@@ -150,6 +151,7 @@ def generate(
     ] = True,
     device: Device = "cpu",
     dtype: Dtype = "auto",
+    quantize: Quantize = "none",
     out_path: Annotated[str, typer.Option("--out", help="Video to write; '-' streams mp4 to stdout.")] = "out.mp4",
     as_json: Json = False,
 ) -> None:
@@ -183,7 +185,7 @@ def generate(
         raise ValueError("--text and --text-embeds both say what is to happen; give one")
     if prompt is not None and not Path(prompt).exists():
         raise FileNotFoundError(f"--prompt {prompt} does not exist; give a video, a picture, or a folder of pictures")
-    world = load_world(model, weights, tokenizer, device, dtype)
+    world = load_world(model, weights, tokenizer, device, dtype, quantize)
     if size is not None:
         world = world.at(*_size(size))
     if text is not None or text_embeds is not None:
@@ -205,7 +207,7 @@ def generate(
         for _ in stream(orders[0], frames):  # warm-up: the first frame of a process pays for set-up
             break
         runs = _write_compared([(order, stream(order, frames)) for order in orders], look, out_path)
-    shared = {"model": model, "weights": world.weights, "seed": seed, "out": out_path}
+    shared = {"model": model, "weights": world.weights, "quantize": quantize, "seed": seed, "out": out_path}
     if as_json:
         both = {} if compare is None else {"compare": runs[1].numbers(), "speedup": runs[1].seconds / runs[0].seconds}
         print_json(shared | runs[0].numbers() | both)

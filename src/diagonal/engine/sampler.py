@@ -62,6 +62,16 @@ class Sampler:
         return drawn_R.view(batch, -1)
 
 
+def generators(seed: int | Sequence[int], batch: int, device: torch.device) -> list[torch.Generator]:
+    """One per sample: sample b has seed + b, or the b-th of several seeds."""
+    seeds = [seed + index for index in range(batch)] if isinstance(seed, int) else list(seed)
+    if len(seeds) != batch:
+        raise ValueError(f"{len(seeds)} seeds given for {batch} prompts")
+    if not all(0 <= one < 2**63 for one in seeds):
+        raise ValueError(f"seed {seed} given; a seed is a whole number from 0 to 2^63 - 1")
+    return [torch.Generator(device).manual_seed(one) for one in seeds]
+
+
 def _draw(device: torch.device) -> Draw:
     """The kernel where it is usable, else its twin."""
     if usable(device):

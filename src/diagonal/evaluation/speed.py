@@ -92,7 +92,7 @@ def measure(
     for case in cases:
         if _stream(case, settings).steps < 2:
             raise ValueError(f"{case.order} decodes all in its first step; measure more frames, or another schedule")
-    cases = [Case(_with_text(case.world), case.order) for case in cases]
+    cases = [Case(with_text(case.world), case.order) for case in cases]
     speed = bandwidth(device)
     runs: list[list[Run]] = [[] for _ in cases]
     for _ in range(settings.warmup + settings.repeat):
@@ -102,7 +102,7 @@ def measure(
     return [_numbers(case, settings, made, speed) for case, made in zip(cases, runs, strict=True)]
 
 
-def _with_text(world: World) -> World:
+def with_text(world: World) -> World:
     """A world that reads text is given one, or its text layers would be left out: rows of noise, as many as usual."""
     if not world.variant.text:
         return world
@@ -212,6 +212,7 @@ def _numbers(case: Case, settings: Settings, runs: Sequence[Run], speed: float) 
         "weights": world.weights,
         "schedule": str(case.order),
         "dtype": str(parameters[0].dtype).removeprefix("torch."),
+        "quantize": world.quantized or "none",
         "sampling": asdict(stream.sampler.sampling),
         "known": stream.known,
         "frames": stream.frames,

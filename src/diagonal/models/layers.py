@@ -1,6 +1,10 @@
-"""The few layers that several models share: norms, SwiGLU, rotary embedding, and products onto the residual."""
+"""The few layers that several models share: norms, SwiGLU, rotary embedding, products with weights of int8, and
+products onto the residual."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +44,43 @@ class SwiGLU(nn.Module):
         return add_linear(residual_BSM, self.down, ops(x_BSM).silu_mul(self.gate_up(x_BSM)))
 
 
-def add_linear(residual: Tensor, linear: nn.Linear, x: Tensor) -> Tensor:
+class Int8Linear(nn.Module):
+    """x W^T + bias, where row n of W is scale[n] times the int8 numbers of its row n. For inference: it has no gradient
+    of its own. The scales stay float32 whatever the rest of a model is cast to."""
+
+    scale: Tensor
+
+    def __init__(self, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight_NK, requires_grad=False)
+        self.register_buffer("scale", scale_N)
+        self.bias = None if bias_N is None else nn.Parameter(bias_N, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops(x).int8_linear(x, self.weight, self.scale, self.bias, None)
+
+    def add(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + forward(x)."""
+        return ops(x).int8_linear(x, self.weight, self.scale, self.bias, residual)
+
+    def extra_repr(self) -> str:
+        rows, width = self.weight.shape
+        return f"in_features={width}, out_features={rows}, bias={self.bias is not None}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What every move or cast of a module goes through."""
+        scale = self.scale
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.scale.dtype != scale.dtype:
+            self.scale = scale.to(self.scale.device)
+        return self
+
+
+def add_linear(residual: Tensor, linear: nn.Linear | Int8Linear, x: Tensor) -> Tensor:
     """residual + linear(x). On a GPU, where no gradient is asked for, the product is added onto the residual as it is
     made: no further pass over it, and one rounding less. The residual is then gone."""
+    if isinstance(linear, Int8Linear):
+        return linear.add(residual, x)
     alike = residual.dtype == x.dtype == linear.weight.dtype  # not so under autocast
     if not x.is_cuda or torch.is_grad_enabled() or not alike:
         out: Tensor = residual + linear(x)

@@ -42,6 +42,10 @@ class Ops(Protocol):
 
     def take_row(self, rows_NR: Tensor, cursor: Tensor) -> Tensor: ...
 
+    def int8_linear(
+        self, x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual: Tensor | None
+    ) -> Tensor: ...
+
     def remember(self, heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: Tensor) -> Tensor: ...
 
 

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diagonal.engine.heads import Heads
+from diagonal.engine.kernels import int8, plain
 from diagonal.engine.kernels.latents import add_gated as add_gated
 from diagonal.engine.kernels.latents import add_norm as add_norm
 
@@ -70,6 +71,18 @@ def add_bias(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
     out = torch.empty_like(x)
     _add_bias[(triton.cdiv(x.numel(), TILE),)](x, bias, other, out, x.numel(), x.shape[-1], TILE)
     return out
+
+
+def int8_linear(
+    x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    """x (W * scale)^T + bias + residual. Many rows, as of a prompt, and float32 are left to the twin."""
+    x_MK = x.flatten(0, -2).contiguous()
+    alike = all(part is None or part.dtype == x.dtype for part in (bias_N, residual))  # not so under autocast
+    if len(x_MK) > int8.MOST_ROWS or x.dtype not in int8.DTYPES or not alike:
+        return plain.int8_linear(x, weight_NK, scale_N, bias_N, residual)
+    added_MN = None if residual is None else residual.flatten(0, -2).contiguous()
+    return int8.linear(x_MK, weight_NK, scale_N, bias_N, added_MN).view(*x.shape[:-1], -1)
 
 
 def take_row(rows_NR: Tensor, cursor: Tensor) -> Tensor:

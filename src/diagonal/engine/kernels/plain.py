@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -12,6 +13,7 @@ __all__ = [
     "add_gated",
     "add_norm",
     "gelu",
+    "int8_linear",
     "layer_norm",
     "norm_silu",
     "remember",
@@ -63,6 +65,15 @@ def add_norm(
 def add_gated(x_BFNC: Tensor, delta: Tensor, gate: Tensor) -> Tensor:
     """x + gate * delta."""
     return x_BFNC + gate * delta.reshape(x_BFNC.shape)
+
+
+def int8_linear(
+    x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    """x W^T + bias + residual, where row n of W is scale[n] times its int8 numbers, rounded to the dtype of x."""
+    rounded_NK = torch.mul(weight_NK, scale_N[:, None], out=torch.empty_like(weight_NK, dtype=x.dtype))
+    product = F.linear(x, rounded_NK, bias_N)
+    return product if residual is None else residual + product
 
 
 def take_row(rows_NR: Tensor, cursor: Tensor) -> Tensor:

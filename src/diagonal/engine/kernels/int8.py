@@ -1,0 +1,132 @@
+"""Products of a few rows with a large weight of int8 rows: half the bytes of bfloat16 to read.
+
+    y = (x W^T) * scale + bias + residual
+
+Sums are in float32 and rounded once. Each program owns some columns of the result and walks down the depth; weights
+become numbers of x's dtype in registers, which is exact. A program has eight warps. Where its columns are too few for
+them (a tensor core takes 8 at least), several share the depth, and their sums are added at the end: in the program, in
+a fixed order, so there is no second kernel, and the same inputs give the same bits.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MOST_ROWS = 128  # beyond, computing takes longer than reading, and libraries do it better
+DTYPES = (torch.bfloat16, torch.float16)
+MULTIPROCESSORS = 132  # of an H200; another GPU needs no exact number
+WARPS = 8
+
+
+def linear(
+    x_MK: Tensor,
+    weight_NK: Tensor,
+    scale_N: Tensor,
+    bias_N: Tensor | None = None,
+    residual_MN: Tensor | None = None,
+) -> Tensor:
+    """(x W^T) * scale + bias + residual, in the dtype of x; W is int8, `scale` has one float32 number for each row."""
+    _check(x_MK, weight_NK, scale_N, bias_N, residual_MN)
+    (rows, depth), cols = x_MK.shape, len(weight_NK)
+    out_MN = x_MK.new_empty(rows, cols)
+    height = max(16, triton.next_power_of_2(rows))
+    width, deep, parts, stages = tiles(height, cols)
+    widen = not x_MK.is_cuda  # Triton's interpreter cannot multiply bfloat16 numbers; widened they are the same
+    _linear[(triton.cdiv(cols, width),)](
+        x_MK, weight_NK, scale_N, bias_N, residual_MN, out_MN, rows, cols, depth,
+        height, width, deep, parts, depth % (deep * parts) == 0, widen, num_warps=WARPS, num_stages=stages,
+    )  # fmt: skip
+    return out_MN
+
+
+def tiles(rows: int, cols: int) -> tuple[int, int, int, int]:
+    """Columns of a program, depth of a tile, tiles side by side (they share the depth), and stages of the loop.
+
+    As narrow as lets all programs run at once, three on a multiprocessor: then each has work. A tile or two of 8 KB and
+    four stages keep 24 KB of weights under way for each program; where there are few programs, five keep 32 KB. 26 KB
+    on each multiprocessor are needed. Many rows of x, which every program reads again, leave less room.
+    """
+    least = 16 if rows <= 16 else 32
+    width = next((w for w in (16, 32, 64) if w >= least and cols <= 3 * MULTIPROCESSORS * w), 128)
+    parts = max(1, WARPS // (width // 8)) if rows <= 32 else 1  # wide tensor core operations take no parts
+    stages = 5 if rows <= 32 and cols <= 2 * MULTIPROCESSORS * width else 4
+    return width, 64 if rows > 64 else 128, parts, stages
+
+
+def _check(x_MK: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual_MN: Tensor | None) -> None:
+    """Refuse what the kernel would read wrongly: it sees addresses, not shapes."""
+    if x_MK.ndim != 2 or weight_NK.ndim != 2 or x_MK.shape[1] != weight_NK.shape[1]:
+        shapes = f"x {tuple(x_MK.shape)} and weight {tuple(weight_NK.shape)}"
+        raise ValueError(f"{shapes} given; both need two dimensions, the last of them equal")
+    if not 1 <= len(x_MK) <= MOST_ROWS or x_MK.dtype not in DTYPES:
+        raise ValueError(
+            f"x has {len(x_MK)} rows of {x_MK.dtype}; this kernel takes 1 to {MOST_ROWS} of bfloat16 or float16: use "
+            "kernels.plain"
+        )
+    if weight_NK.dtype != torch.int8 or scale_N.dtype != torch.float32:
+        raise ValueError(f"weight {weight_NK.dtype} and scale {scale_N.dtype} given; int8 and float32 are needed")
+    (rows, _), cols = x_MK.shape, len(weight_NK)
+    for name, given, wanted in (
+        ("x", x_MK, x_MK.shape),
+        ("weight", weight_NK, weight_NK.shape),
+        ("scale", scale_N, (cols,)),
+        ("bias", bias_N, (cols,)),
+        ("residual", residual_MN, (rows, cols)),
+    ):
+        if given is None:
+            continue
+        if given.shape != wanted or not given.is_contiguous():
+            raise ValueError(f"{name}: shape {tuple(given.shape)} given; contiguous {tuple(wanted)} is needed")
+        if given.device != weight_NK.device:
+            raise ValueError(f"{name} is on {given.device}, the weight on {weight_NK.device}; move one of them")
+
+
+@triton.jit
+def _linear(
+    x_MK, weight_NK, scale_N, bias_N, residual_MN, out_MN, rows, cols, depth,
+    ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr,
+    EVEN: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """All rows of some columns. Rows and columns beyond the last are read as the last, and not stored."""
+    m = tl.arange(0, ROWS)
+    n = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    x_row = x_MK + tl.minimum(m, rows - 1) * depth
+    w_row = weight_NK + tl.minimum(n, cols - 1).to(tl.int64) * depth
+    if PARTS == 1:
+        k = tl.arange(0, DEPTH)
+        x_at = x_row[:, None] + k[None, :]
+        w_at = w_row[None, :] + k[:, None]
+        x_depth, w_depth = k[None, :], k[:, None]
+        total = tl.zeros((ROWS, COLS), tl.float32)
+    else:
+        k = tl.arange(0, PARTS)[:, None] * DEPTH + tl.arange(0, DEPTH)[None, :]
+        x_at = x_row[None, :, None] + k[:, None, :]
+        w_at = w_row[None, None, :] + k[:, :, None]
+        x_depth, w_depth = k[:, None, :], k[:, :, None]
+        total = tl.zeros((PARTS, ROWS, COLS), tl.float32)
+    for at in range(0, depth, PARTS * DEPTH):
+        # Weights are read once a step: they must not push what is read again out of the L2 cache.
+        if EVEN:
+            w = tl.load(w_at + at, eviction_policy="evict_first")
+            x = tl.load(x_at + at)
+        else:
+            w = tl.load(w_at + at, mask=at + w_depth < depth, other=0, eviction_policy="evict_first")
+            x = tl.load(x_at + at, mask=at + x_depth < depth, other=0.0)
+        if WIDEN:
+            x = x.to(tl.float32)
+        total = tl.dot(x, w.to(x.dtype), total)
+
+    if PARTS > 1:
+        total = tl.sum(total, 0)
+    total *= tl.load(scale_N + n, mask=n < cols, other=0.0)[None, :]
+    if bias_N is not None:
+        total += tl.load(bias_N + n, mask=n < cols, other=0.0).to(tl.float32)[None, :]
+    valid = (m < rows)[:, None] & (n < cols)[None, :]
+    to = m.to(tl.int64)[:, None] * cols + n[None, :]
+    if residual_MN is not None:
+        total += tl.load(residual_MN + to, mask=valid, other=0.0).to(tl.float32)
+    tl.store(out_MN + to, total.to(out_MN.dtype.element_ty), mask=valid)

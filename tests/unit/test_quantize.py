@@ -1,0 +1,188 @@
+"""Weights of int8: what is replaced, what it computes, and worlds that are loaded with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from diagonal.engine.attention import Causal
+from diagonal.engine.cache import KVCache
+from diagonal.engine.decode import decode
+from diagonal.engine.kernels import plain
+from diagonal.engine.runner import Eager
+from diagonal.evaluation.floor import ONCE, Traffic, looked_up
+from diagonal.grid import Grid, Layout
+from diagonal.models.layers import Int8Linear, add_linear
+from diagonal.names import find
+from diagonal.pipeline import load
+from diagonal.plan import make_plan
+from diagonal.quantize import quantize
+from diagonal.weights import SCALE, int8_rows, restore, shrink
+from tests.tiny import GREEDY, TINY, build, random_prompt, sampler, tiny_config
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def _layer(bias: bool = True) -> tuple[nn.Linear, Int8Linear]:
+    torch.manual_seed(0)
+    linear = nn.Linear(48, 40, bias=bias)
+    return linear, Int8Linear(*int8_rows(linear.weight.detach()), linear.bias)
+
+
+def test_rows_are_rounded_to_the_nearest_multiple_of_their_own_scale() -> None:
+    matrix = torch.randn(30, 50) * torch.logspace(-6, 6, 30)[:, None]
+    matrix[3] = 0
+    numbers, scale = int8_rows(matrix)
+    assert numbers.dtype == torch.int8 and scale.dtype == torch.float32 and scale.shape == (30,)
+    others = [row for row in range(30) if row != 3]
+    assert (numbers[others].abs().amax(1) == 127).all() and not numbers[3].any()
+    assert ((numbers * scale[:, None] - matrix).abs() <= 0.5001 * scale[:, None]).all()
+
+
+def test_the_rule_is_that_of_shipped_files() -> None:
+    """So what was shipped as int8 is not rounded a second time: quantised again it gives the same numbers."""
+    matrix = torch.randn(300, 200)
+    small = shrink({"a": matrix})
+    numbers, scale = int8_rows(matrix)
+    assert torch.equal(small["a"], numbers) and torch.equal(small["a" + SCALE], scale[:, None].half())
+    again, scale = int8_rows(restore(small)["a"])
+    assert torch.equal(again, numbers)
+    torch.testing.assert_close(scale, small["a" + SCALE][:, 0].float(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_layer_is_a_linear_one_with_the_rounded_weights(dtype: torch.dtype, bias: bool) -> None:
+    linear, layer = _layer(bias)
+    linear, layer = linear.to(dtype), layer.to(dtype)
+    with torch.no_grad():
+        linear.weight.copy_((layer.weight * layer.scale[:, None]).to(dtype))
+    x, residual = torch.randn(2, 3, 48).to(dtype), torch.randn(2, 3, 40).to(dtype)
+    assert torch.equal(layer(x), linear(x))
+    assert torch.equal(add_linear(residual, layer, x), residual + linear(x))
+    assert torch.equal(plain.int8_linear(x, layer.weight, layer.scale, None, None), F.linear(x, linear.weight))
+
+
+def test_gradients_pass_through_and_weights_have_none() -> None:
+    _, layer = _layer()
+    x = torch.randn(5, 48, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad[0], (layer.weight * layer.scale[:, None]).sum(0))
+    assert not any(parameter.requires_grad for parameter in layer.parameters())
+
+
+def test_the_state_of_a_layer_and_casts() -> None:
+    linear, layer = _layer()
+    state = {key: value.dtype for key, value in layer.state_dict().items()}
+    assert state == {"weight": torch.int8, "scale": torch.float32, "bias": torch.float32}
+    scale = layer.scale.clone()
+    layer.to(torch.bfloat16)
+    assert layer.weight.dtype == torch.int8 and layer.bias is not None and layer.bias.dtype == torch.bfloat16
+    assert torch.equal(layer.scale, scale)
+    other = Int8Linear(torch.zeros(40, 48, dtype=torch.int8), torch.zeros(40), torch.zeros(40))
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other.weight, layer.weight) and torch.equal(other.scale, scale)
+    assert str(other) == "Int8Linear(in_features=48, out_features=40, bias=True)"
+    assert layer.to("meta").scale.is_meta and linear.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("name", "count"), [("mcar/tiny", 9), ("wham/tiny", 8), ("cosmos/tiny-text", 13)])
+def test_blocks_and_head_become_int8_and_the_rest_stays(name: str, count: int) -> None:
+    model = build(find("models", name).config)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    quantize(model)
+    replaced = {key for key, module in model.named_modules() if isinstance(module, Int8Linear)}
+    left = {key for key, module in model.named_modules() if isinstance(module, nn.Linear)}
+    assert len(replaced) == count and all(key.endswith("text_attention.kv") for key in left)
+    assert len(left) == (2 if "text" in name else 0)
+    for key, value in model.state_dict().items():
+        owner = key.rpartition(".")[0]
+        if owner not in replaced:
+            assert torch.equal(value, before[key])
+        elif key.endswith(".weight"):
+            assert value.dtype == torch.int8 and value.shape == before[key].shape
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_floor_counts_one_byte_for_each_weight_and_the_scales(name: str) -> None:
+    model = build(tiny_config(name)).bfloat16()
+    rows = sum(layer.out_features for key, layer in model.named_modules() if _quantised(key, layer))
+    numbers = sum(layer.weight.numel() for key, layer in model.named_modules() if _quantised(key, layer))
+    before, tables = Traffic.of(model, torch.bfloat16), set(looked_up(model))
+    quantize(model)
+    after = Traffic.of(model, torch.bfloat16)
+    assert after.weights == before.weights - numbers + 4 * rows
+    assert (after.row, after.slot) == (before.row, before.slot) and set(looked_up(model)) == tables
+
+
+def _quantised(name: str, layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear) and not ONCE.search(name + ".")
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_quantised_model_decodes_as_one_with_the_rounded_weights(name: str) -> None:
+    config: Any = tiny_config(name)
+    rounded, small = build(config), build(config)
+    quantize(small)
+    for key, layer in small.named_modules():
+        if isinstance(layer, Int8Linear):
+            rounded.get_submodule(key).weight.copy_(layer.weight * layer.scale[:, None])
+    plan = make_plan(Layout(Grid(3, 4, 6), len(config.prefix_ids), config.suffix), "diagonal:k=1", known=1)
+    made = []
+    for model in (rounded, small):
+        cache = KVCache(model.cache_spec, 1, plan.layout.length, torch.device("cpu"), torch.float32)
+        runner = Eager(model, cache, sampler(config, plan, GREEDY, [0]))
+        made.append(torch.stack([frame.tokens for frame in decode(runner, plan, random_prompt(config, plan))]))
+    assert torch.equal(*made)
+
+
+# Worlds
+
+
+@pytest.mark.parametrize("name", ["doom/tiny", "mcar/tiny", "wham/tiny", "cosmos/tiny"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_world_is_loaded_quantised_and_decodes(name: str, dtype: torch.dtype) -> None:
+    world, usual = (load(name, "random", dtype=dtype) for _ in range(2))
+    world.quantize()
+    assert world.quantized == "int8" and usual.quantized is None
+    layers = [module for module in world.model.modules() if isinstance(module, Int8Linear)]
+    assert layers and not any(isinstance(module, nn.Linear) for module in world.model.modules())
+    assert all(layer.scale.dtype == torch.float32 for layer in layers)
+    assert {p.dtype for p in world.model.parameters()} == {dtype, torch.int8}
+    assert next(world.model.parameters()).dtype == dtype
+    assert sum(p.numel() for p in world.model.parameters()) == sum(p.numel() for p in usual.model.parameters())
+    config = world.variant.config
+    prompt = torch.zeros(1, config.rows, config.cols, dtype=torch.long)
+    clips = [world.generate(prompt, frames=world.tokenizer.stride, seed=3) for _ in range(2)]
+    assert np.array_equal(clips[0].frames, clips[1].frames) and clips[0].frames.dtype == np.uint8
+
+
+def test_a_quantised_world_of_another_size_has_the_same_weights() -> None:
+    world = load("cosmos/tiny").quantize("int8")
+    other = world.at(2 * world.size[0], world.size[1])
+    assert other.quantized == "int8" and other.model.head.weight is not None
+    assert other.model.head.weight.data_ptr() == world.model.head.weight.data_ptr()
+    slots = torch.arange(7)
+    assert torch.equal(*(one.model(slots[None], slots, Causal()) for one in (world, world.at(*world.size))))
+
+
+def test_a_text_guides_a_quantised_world() -> None:
+    world = load("cosmos/tiny-text").quantize()
+    guided = world.guided(torch.randn(5, 24))
+    slots = torch.arange(7)
+    assert not torch.equal(*(one.runner(slots[None], slots, Causal()) for one in (world, guided)))
+
+
+def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="quantize='int4' is not known; write 'int8', or leave it out"):
+        load("mcar/tiny").quantize("int4")
+    with pytest.raises(ValueError, match="weights of int8, which are not saved; do not quantise it"):
+        load("mcar/tiny").quantize().save_pretrained(tmp_path / "world")
+    assert not (tmp_path / "world").exists()

@@ -1,0 +1,65 @@
+"""Benchmarks of diffusion models: what is counted, and what the numbers mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import diagonal
+from diagonal import Request
+from diagonal.evaluation.video_speed import Settings, _operations, check, measure
+
+SMALL = {"height": 64, "width": 96}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return diagonal.load("wan/tiny")
+
+
+def request(**given: Any) -> Request:
+    return Request(prompt_embeds=torch.zeros(2, 48), **({"num_frames": 33} | SMALL | given))
+
+
+def test_the_numbers_of_a_video(model: Any) -> None:
+    seen: list[int] = []
+    made = measure(model, Settings(request(schedule="432"), repeat=2), lambda: seen.append(1))
+    assert len(seen) == 6  # twice: latents alone, and with pixels
+    assert (made["steps"], made["frames"], made["decoder"]) == (4 + 3 + 2, 33, "vae")
+    assert len(made["by_chunk_ms"]) == 3
+    assert made["fps"] == pytest.approx(1e3 * 33 / (9 * made["mean_ms"]))
+    assert made["floor_ratio"] == pytest.approx(made["mean_ms"] / made["floor_ms"]) and made["floor_ms"] > 0
+    assert 0 < made["fps_with_tokenizer"] < made["fps"] * 1.5
+    assert made["first_frame_ms"] > 4 * made["by_chunk_ms"][0] * 0.99
+    assert made["weights"] == "random" and made["peak_gb"] is None and made["commit"]
+
+
+def test_without_a_decoder_there_are_no_pixels(model: Any) -> None:
+    made = measure(model, Settings(request(schedule="2", decoder="none"), repeat=1))
+    assert made["fps_with_tokenizer"] is None
+
+
+def test_operations_are_those_of_products_and_attention(model: Any) -> None:
+    """At true size: the arithmetic of one call over 4,680 tokens that see as many."""
+    big: Any = diagonal.VideoModel.__new__(diagonal.VideoModel)
+    from diagonal.names import find
+
+    big.variant = find("models", "wan/1.3b")
+    with torch.device("meta"):
+        big.model = big.variant.config.build()
+    one = Request(prompt_embeds=torch.zeros(1, 4096), num_frames=9, schedule="1", preset="diagonal-distillation")
+    clean = 2  # a chunk of one step has a second call, for the cache
+    assert _operations(big, one) / clean == pytest.approx(11.7e12 + 4.48e12, rel=0.01)
+    official = Request(prompt_embeds=torch.zeros(1, 4096), num_frames=81, schedule="4322222")
+    assert _operations(big, official) == pytest.approx(400e12, rel=0.01)
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    teacher = request(preset="wan", num_frames=33)
+    with pytest.raises(ValueError, match="all frames at once"):
+        check(teacher.how(), teacher)
+    endless = request(num_frames=None)
+    with pytest.raises(ValueError, match="without end"):
+        check(endless.how(), endless)
