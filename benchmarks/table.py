@@ -36,6 +36,10 @@ HEADINGS = (
     "peak GB",
     "commit",
 )
+VIDEO_HEADINGS = (
+    *("model", "schedule", "device", "dtype", "weights", "frames", "calls", "ms a call", "floor ms", "times floor"),
+    *("FPS", "FPS with pixels", "first frame ms", "peak GB", "commit"),
+)
 STAR = "\\*"
 NOTE = f"{STAR} derived: only the first steps were measured, and the frame rate takes the others to be like them."
 
@@ -50,10 +54,40 @@ def markdown(cases: Sequence[dict[str, Any]]) -> str:
     """The table, ordered by device, model and dtype, most steps first."""
     if not cases:
         raise ValueError("there are no results of kind 'bench'; make some: diagonal bench --out benchmarks/results/...")
+    videos = [case for case in cases if "decoder" in case]
+    tokens = [case for case in cases if "decoder" not in case]
+    return "\n\n".join(part for part in (_tokens(tokens), _videos(videos)) if part)
+
+
+def _tokens(cases: Sequence[dict[str, Any]]) -> str:
+    """The table of token models."""
+    if not cases:
+        return ""
     ordered = sorted(cases, key=lambda case: (*_setting(case), -case["steps"]))
     lines = ["| " + " | ".join(HEADINGS) + " |", "|---" * len(HEADINGS) + "|"]
     lines += ["| " + " | ".join(_cells(case, cases)) + " |" for case in ordered]
     return "\n".join([*lines, *(["", NOTE] if any(case["derived"] for case in cases) else [])])
+
+
+def _videos(cases: Sequence[dict[str, Any]]) -> str:
+    """The table of diffusion models."""
+    if not cases:
+        return ""
+    lines = ["| " + " | ".join(VIDEO_HEADINGS) + " |", "|---" * len(VIDEO_HEADINGS) + "|"]
+    for case in sorted(cases, key=lambda case: (case["device"], case["model"], case["preset"], case["decoder"])):
+        pixels = case["fps_with_tokenizer"]
+        cells = [
+            case["model"],
+            f"`{case['schedule'].removeprefix('diagonal:steps=').split(',')[0]}` ({case['preset']})",
+            *(case["device"], case["dtype"], case["weights"]),
+            f"{case['frames']} of {case['width']}x{case['height']}",
+            *(f"{case['steps']}", f"{case['mean_ms']:.1f}", f"{case['floor_ms']:.1f}", f"{case['floor_ratio']:.2f}"),
+            f"{case['fps']:.1f}",
+            "" if pixels is None else f"{pixels:.1f} ({case['decoder']})",
+            *(f"{case['first_frame_ms']:.0f}", f"{case['peak_gb'] or 0:.2f}", case["commit"]),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def _setting(case: dict[str, Any]) -> tuple[Any, ...]:
