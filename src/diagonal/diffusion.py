@@ -28,6 +28,8 @@ from diagonal.engine.window import Window, WindowCache
 from diagonal.names import find
 from diagonal.parts import NONE, VAE, VAE_FILE, Parts, Weights, published, untrained
 from diagonal.presets import Preset
+from diagonal.quantize import VIDEO_KINDS, quantize_blocks
+from diagonal.quantize import check as check_kind
 from diagonal.request import Prompt, Request, latent_frames, latent_size
 from diagonal.schedules.denoising.noise import FlowTable
 from diagonal.session import PIECE, Pixels, Prompts, Session, Source, VideoClip
@@ -45,12 +47,21 @@ class VideoModel:
         # Modules have the protocols DiffusionModel and VideoCodec; torch's own typing cannot say so.
         self.model, self.vae, self.preview = parts.transformer, parts.vae, parts.preview
         self._idle: list[tuple[WindowCache, Captured]] = []  # of the last video, on a GPU
+        self.quantized: str | None = None  # of quantize.VIDEO_KINDS
 
     @property
     def device(self) -> torch.device:
         """Where it computes."""
         device: torch.device = next(self.model.parameters()).device
         return device
+
+    def quantize(self, kind: str = "fp8") -> VideoModel:
+        """Round the matrices of the blocks to fp8 rows, for good, and give the model: see `diagonal.quantize`."""
+        check_kind(kind, VIDEO_KINDS)
+        if not self.quantized:
+            quantize_blocks(self.model)
+            self.quantized, self._idle = kind, []
+        return self
 
     def stream(
         self,
@@ -118,6 +129,8 @@ class VideoModel:
 
         Not the preview and the text encoder, which stay files of their own.
         """
+        if self.quantized:
+            raise ValueError(f"{self.name} has weights of {self.quantized}, which are not saved; do not quantise it")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         modules = {"transformer": self.model} | ({} if self.vae is None else {"tokenizer": self.vae})

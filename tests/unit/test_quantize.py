@@ -11,14 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from diagonal import Request
 from diagonal.engine.attention import Causal
 from diagonal.engine.cache import KVCache
 from diagonal.engine.decode import decode
 from diagonal.engine.kernels import plain
+from diagonal.engine.kernels.plain import fp8_rows
 from diagonal.engine.runner import Eager
 from diagonal.evaluation.floor import ONCE, Traffic, looked_up
 from diagonal.grid import Grid, Layout
-from diagonal.models.layers import Int8Linear, add_linear
+from diagonal.models.layers import Fp8Linear, Int8Linear, add_linear
 from diagonal.names import find
 from diagonal.pipeline import load
 from diagonal.plan import make_plan
@@ -186,3 +188,43 @@ def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="weights of int8, which are not saved; do not quantise it"):
         load("mcar/tiny").quantize().save_pretrained(tmp_path / "world")
     assert not (tmp_path / "world").exists()
+
+
+# fp8, of diffusion models
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_fp8_rows_have_scales_of_their_own(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(5, 64) * torch.tensor([1e-3, 1.0, 50.0, 1e4, 0.0])[:, None]).to(dtype)
+    rows, scale = fp8_rows(x)
+    assert rows.dtype == torch.float8_e4m3fn and scale.shape == (5, 1)
+    exact = x.float()
+    error = (rows.float() * scale - exact).abs().amax(-1) / exact.abs().amax(-1).clamp(min=1e-9)
+    assert (error < 2**-4).all() and not (rows[4].float() * scale[4]).any()
+
+
+def test_a_layer_of_fp8_is_nearly_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    linear, x = nn.Linear(256, 48), torch.randn(2, 7, 256)
+    rows, scale = fp8_rows(linear.weight.detach())
+    layer = Fp8Linear(rows, scale.flatten(), linear.bias)
+    found, exact = layer(x), linear(x)
+    assert 0 < (found - exact).norm() / exact.norm() < 0.06
+    cast = layer.to(torch.bfloat16)
+    assert cast.weight.dtype == torch.float8_e4m3fn and cast.scale.dtype == torch.float32
+    assert cast.bias is not None and cast.bias.dtype == torch.bfloat16
+    assert cast(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_a_video_model_of_fp8_makes_nearly_the_same_latents(tmp_path: Path) -> None:
+    request = Request(prompt="a red cat", num_frames=21, height=64, width=96, schedule="1", decoder="none")
+    plain, rounded = load("wan/tiny"), load("wan/tiny").quantize()
+    kinds = [type(layer) for name, layer in rounded.model.named_modules() if name.endswith(("qkv", "ffn.0", "kv"))]
+    assert kinds.count(Fp8Linear) == 4 and kinds.count(nn.Linear) == 2  # the text's keys and values stay
+    exact, found = (model.generate(request, output_type="latent").latents for model in (plain, rounded))
+    assert 0 < (found - exact).norm() / exact.norm() < 0.1
+    with pytest.raises(ValueError, match="weights of fp8, which are not saved"):
+        rounded.save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="quantize='int8' is not known; write 'fp8'"):
+        plain.quantize("int8")

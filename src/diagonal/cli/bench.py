@@ -30,7 +30,7 @@ COLUMNS = {  # of the printed table, after the schedule: a field and its format
     "first\nframe ms": ("first_frame_ms", "{:.0f}"),
 }
 COMPARABLE = ("schedule", "dtype", "quantize")
-TOKENS_ONLY = ("known", "steps", "quantize", "compile_tokenizer", "no_tokenizer", "compare", "picture")
+TOKENS_ONLY = ("known", "steps", "compile_tokenizer", "no_tokenizer", "compare", "picture")
 VIDEOS_ONLY = ("preset", "decoder", "height", "width")
 
 

@@ -46,6 +46,8 @@ def bench_video(options: Mapping[str, Any]) -> dict[str, Any]:
     source = Weights(options["weights"] or "random", vae=options["tokenizer"])
     model = diffusion.load(name, source, device=device, dtype=find_dtype(options["dtype"], device))
     remark_random(name, model.weights)
+    if options["quantize"] != "none":
+        model.quantize(options["quantize"])
     config: Any = model.variant.config
     embeds = torch.randn(config.text_length, config.text_dim, generator=torch.Generator().manual_seed(0))
     cases = []

@@ -52,6 +52,8 @@ def generate_video(options: Mapping[str, Any]) -> None:
     device, name = options["device"], options["model"]
     model = diffusion.load(name, source, device=device, dtype=find_dtype(options["dtype"], device))
     remark_random(name, model.weights)
+    if options["quantize"] != "none":
+        model.quantize(options["quantize"])
     session = model.stream(request)
     with writer(options["out_path"], model.variant.fps) as file:
         run = _run(session, file.write)

@@ -77,6 +77,7 @@ def measure(model: VideoModel, settings: Settings, on_run: Callable[[], object] 
         "preset": str(request.preset),
         "schedule": spec(request.how().schedule),
         "dtype": str(parameters[0].dtype).removeprefix("torch."),
+        "quantize": model.quantized or "none",
         "decoder": request.decoder,
         "height": request.height,
         "width": request.width,

@@ -148,8 +148,8 @@ class Block(nn.Module):
     def hidden(self, x_BFNC: Tensor) -> Tensor:
         """The first half of the feed-forward layer. On a GPU, where no gradient is asked for, GELU is part of the
         product: no further pass over its large result."""
-        first = cast(nn.Linear, self.ffn[0])
-        if not x_BFNC.is_cuda or torch.is_grad_enabled():
+        first = self.ffn[0]
+        if not x_BFNC.is_cuda or torch.is_grad_enabled() or not isinstance(first, nn.Linear):
             out: Tensor = self.ffn[1](first(x_BFNC))
             return out
         flat = torch._addmm_activation(first.bias, x_BFNC.flatten(0, -2), first.weight.t(), use_gelu=True)

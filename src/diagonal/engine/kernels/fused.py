@@ -85,6 +85,27 @@ def int8_linear(
     return int8.linear(x_MK, weight_NK, scale_N, bias_N, added_MN).view(*x.shape[:-1], -1)
 
 
+def fp8_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row over a scale of its own, rounded to fp8, and the scales (M, 1)."""
+    x_MK = x_MK.contiguous()
+    rows, width = x_MK.shape
+    out, scale = torch.empty_like(x_MK, dtype=torch.float8_e4m3fn), x_MK.new_empty(rows, 1, dtype=torch.float32)
+    _fp8_rows[(rows,)](x_MK, out, scale, width, triton.next_power_of_2(width), num_warps=_warps(width))
+    return out, scale
+
+
+def fp8_linear(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> Tensor:
+    """x W^T + bias of rows in fp8, on the tensor cores; as the twin on GPUs that have none for it."""
+    if torch.cuda.get_device_capability(x.device) < (8, 9) or x.dtype != torch.bfloat16:
+        return plain.fp8_linear(x, weight_NK, scale_N, bias_N)
+    rows_MK, scale_M1 = fp8_rows(x.flatten(0, -2))
+    product = torch._scaled_mm(
+        rows_MK, weight_NK.t(), scale_M1, scale_N[None], bias=bias_N, out_dtype=x.dtype, use_fast_accum=True
+    )
+    out: Tensor = product.unflatten(0, x.shape[:-1])
+    return out
+
+
 def take_row(rows_NR: Tensor, cursor: Tensor) -> Tensor:
     """The row at the cursor, which moves on."""
     row_R = torch.empty_like(rows_NR[0])
@@ -131,6 +152,19 @@ def _check(qkv: Tensor, heads: Heads, caches: tuple[Tensor, Tensor], slots_S: Te
             raise ValueError(f"{name}: shape {tuple(part.shape)} given; contiguous {(inputs, width)} is needed")
     if slots_S.shape != (inputs,) or slots_S.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"slots: {tuple(slots_S.shape)} of {slots_S.dtype} given; {inputs} whole numbers are needed")
+
+
+@triton.jit
+def _fp8_rows(x, out, scale, width, BLOCK: tl.constexpr):
+    """One row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    value = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    most = tl.maximum(tl.max(tl.abs(value), 0), 1e-12) / 448.0
+    value = tl.minimum(tl.maximum(value / most, -448.0), 448.0)
+    tl.store(out + row * width + column, value.to(out.dtype.element_ty), mask=inside)
+    tl.store(scale + row, most)
 
 
 @triton.jit

@@ -12,6 +12,8 @@ __all__ = [
     "add_bias",
     "add_gated",
     "add_norm",
+    "fp8_linear",
+    "fp8_rows",
     "gelu",
     "int8_linear",
     "layer_norm",
@@ -21,6 +23,10 @@ __all__ = [
     "silu_mul",
     "take_row",
 ]
+
+
+FP8_MOST = 448.0  # the greatest number of fp8 with 4 bits of exponent
+TINY = 1e-12  # a row of zeros has some scale
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -74,6 +80,21 @@ def int8_linear(
     rounded_NK = torch.mul(weight_NK, scale_N[:, None], out=torch.empty_like(weight_NK, dtype=x.dtype))
     product = F.linear(x, rounded_NK, bias_N)
     return product if residual is None else residual + product
+
+
+def fp8_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row over a scale of its own, rounded to fp8 (e4m3), and the scales (M, 1): the greatest number is 448."""
+    scale_M1 = x_MK.float().abs().amax(-1, keepdim=True).clamp(min=TINY) / FP8_MOST
+    return (x_MK.float() / scale_M1).clamp(-FP8_MOST, FP8_MOST).to(torch.float8_e4m3fn), scale_M1
+
+
+def fp8_linear(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> Tensor:
+    """x W^T + bias of rows in fp8, summed in float32: what the tensor cores compute, in plain float32."""
+    rows_MK, scale_M1 = fp8_rows(x.flatten(0, -2))
+    product = (rows_MK.float() * scale_M1) @ (weight_NK.float() * scale_N[:, None]).t()
+    product = product if bias_N is None else product + bias_N.float()
+    out: Tensor = product.to(x.dtype).unflatten(0, x.shape[:-1])
+    return out
 
 
 def take_row(rows_NR: Tensor, cursor: Tensor) -> Tensor:
