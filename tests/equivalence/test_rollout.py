@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal.engine.attention import Dense
+from diagonal.engine.attention import Dense, Plain
 from diagonal.engine.chunk_masks import block_causal
 from diagonal.engine.denoise import Gaussian, Gradient, Settings, denoise
 from diagonal.engine.window import Window
@@ -101,7 +101,7 @@ def naive(model: Any, how: Distillation, what: Roll, frames: int) -> Tensor:
     return torch.cat(outputs, 1)
 
 
-class Fixed:
+class Fixed(Plain):
     """Attention of the newest chunk to itself and to what an earlier call, without gradient, left of the past."""
 
     def __init__(self, frames: int, size: int, record: list[tuple[Tensor, Tensor]], writes: bool) -> None:
