@@ -6,6 +6,7 @@ once as a matrix and once as a FlexAttention `mask_mod`.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,10 +126,17 @@ class Flex(Plain):
         return self
 
     def attend(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
-        grouped = q_BHSD.shape[1] != k_BKSD.shape[1]
-        out = flex_attention(q_BHSD, k_BKSD, v_BKSD, block_mask=self.blocks, enable_gqa=grouped)
+        grouped, dtype = q_BHSD.shape[1] != k_BKSD.shape[1], v_BKSD.dtype  # norms may leave q and k in another one
+        run = _kernel() if q_BHSD.is_cuda and not torch.compiler.is_compiling() else flex_attention
+        out = run(q_BHSD.to(dtype), k_BKSD.to(dtype), v_BKSD, block_mask=self.blocks, enable_gqa=grouped)
         assert isinstance(out, Tensor)
         return out
+
+
+@functools.cache
+def _kernel() -> Callable[..., object]:
+    """FlexAttention compiled: as it is, it would make the matrix of all queries and keys."""
+    return torch.compile(flex_attention, dynamic=False)
 
 
 def dense_mask(entries: Entries, device: torch.device | str = "cpu") -> Tensor:

@@ -129,7 +129,7 @@ class Solving:
 
 
 def record(
-    teacher: DiffusionModel, prompts: Prompts, negative_1LC: Tensor, solving: Solving, folder: str | Path
+    teacher: DiffusionModel, prompts: Source, negative_1LC: Tensor, solving: Solving, folder: str | Path
 ) -> Iterator[int]:
     """Let the teacher make a video of every prompt; yields how many are done. Shards that are there are kept, if they
     were made of the same prompts in the same way."""
