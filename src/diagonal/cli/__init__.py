@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from diagonal.plan import Order
 
 # The order is that of --help.
-COMMANDS = ("plan", "models", "convert", "generate", "record", "train", "evaluate", "bench")
+COMMANDS = ("plan", "models", "convert", "generate", "record", "train", "distill", "evaluate", "bench")
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Fast autoregressive video generation.")
 out = Console(highlight=False, soft_wrap=True)
