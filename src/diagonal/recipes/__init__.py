@@ -1,4 +1,5 @@
-"""Training runs as Python: a recipe is a module here with a function `recipe()` that returns these numbers.
+"""Training runs as Python: a recipe is a module here with a function `recipe()` that returns these numbers, or
+`distill()`, which returns the stages that end in a distilled student, or both.
 
 `diagonal train ... --recipe doom` is `diagonal.recipes.doom.recipe()`. Sizes of data and models, steps and seeds are
 the recipe's; the code that trains knows none of them.
@@ -95,6 +96,8 @@ def names() -> list[str]:
 def find(name: str) -> Recipe:
     """The recipe of that name; `mcar:700m` hands the part after the colon to the module."""
     module, _, size = name.partition(":")
+    if "recipe" not in _functions(module):
+        raise ValueError(f"the recipe {module!r} trains no world of tokens; `diagonal distill --recipe` runs it")
     make = _functions(module)["recipe"]
     if size and not signature(make).parameters:
         raise ValueError(f"recipe {module!r} has no sizes, so no {size!r}")

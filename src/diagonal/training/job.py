@@ -81,12 +81,12 @@ class Job:
     def settings(self) -> Line:
         """What the student depends on: a folder goes on with the same only."""
         method = asdict(self.method) | {"schedule": spec(self.method.preset.schedule)}
-        del method["recompute"]  # changes memory and time, and nothing else
+        del method["recompute"], method["preset"]["schedule"]  # changes memory and time alone; stands there as text
         text = json.dumps([*self.prompts, self.negative_prompt])
         kept = {name: str(getattr(self, name)) for name in ("model", "teacher", "init", "trajectories")}
         run = {name: getattr(self.run, name) for name in ("seed", "clip", "ema", "ema_from")}
         digest = hashlib.sha256(text.encode()).hexdigest()
-        return kept | run | {"batch": self.batch, "size": self.size, "prompts": digest, "method": method}
+        return kept | run | {"batch": self.batch, "size": self.size, "prompts": digest} | method
 
 
 def at_once(batch: int, processes: int, accumulate: int | None) -> int:
