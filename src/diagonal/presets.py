@@ -69,7 +69,6 @@ class Preset:
         context = schedule.context if isinstance(schedule, Even | Explicit) else CLEAN
         return replace(self, schedule=Even(steps, context, self.shift))
 
-
     def with_context(self, text: str) -> Preset:
         """The same with another level at which later chunks see this one: `clean`, 100 (before the shift), t100 (after
         it), or where the schedule has it, `last`."""

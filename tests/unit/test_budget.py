@@ -92,9 +92,7 @@ def test_the_state_is_that_of_a_task() -> None:
             optimizer.step()
         if step == 0:
             one.module.zero_grad(set_to_none=True)
-    moments = [
-        value for optimizer in one.optimizers for state in optimizer.state.values() for value in state.values()
-    ]
+    moments = [value for optimizer in one.optimizers for state in optimizer.state.values() for value in state.values()]
     weights = [*one.module.parameters(), *one.teacher.parameters()]
     gradients = [parameter.grad for parameter in one.module.parameters() if parameter.grad is not None]
     held = sum(value.nbytes for value in [*weights, *gradients, *average.weights, *moments] if value.ndim)

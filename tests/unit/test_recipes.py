@@ -187,16 +187,16 @@ def test_what_a_tokenizers_recipe_says_reaches_its_training(tmp_path: Path, monk
 
 
 def test_a_recipe_that_distils_is_found_and_others_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "pictures.py").write_text(
+    (tmp_path / "paintings.py").write_text(
         "from diagonal.recipes import Staged\n\n\n"
         "def distill():\n    return Staged({'teacher': 2}, lambda folder, device: iter(()))\n"
     )
     monkeypatch.setattr(recipes, "__path__", [*recipes.__path__, str(tmp_path)])
-    assert recipes.distillation("pictures").steps == {"teacher": 2}
-    with pytest.raises(ValueError, match="'pictures' trains no world of tokens"):
-        find("pictures")
-    with pytest.raises(ValueError, match="'smoke' distils nothing; recipes that do: .*pictures"):
+    assert recipes.distillation("paintings").steps == {"teacher": 2}
+    with pytest.raises(ValueError, match="'paintings' trains no world of tokens"):
+        find("paintings")
+    with pytest.raises(ValueError, match=r"'smoke' distils nothing; recipes that do: .*paintings"):
         recipes.distillation("smoke")
     with pytest.raises(ValueError, match="unknown recipe 'soup'"):
         recipes.distillation("soup")
-    monkeypatch.delitem(sys.modules, "diagonal.recipes.pictures")
+    del sys.modules["diagonal.recipes.paintings"]

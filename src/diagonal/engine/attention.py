@@ -127,16 +127,16 @@ class Flex(Plain):
 
     def attend(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
         grouped, dtype = q_BHSD.shape[1] != k_BKSD.shape[1], v_BKSD.dtype  # norms may leave q and k in another one
-        run = _kernel() if q_BHSD.is_cuda and not torch.compiler.is_compiling() else flex_attention
+        run = _kernel(q_BHSD.is_cuda and not torch.compiler.is_compiling())
         out = run(q_BHSD.to(dtype), k_BKSD.to(dtype), v_BKSD, block_mask=self.blocks, enable_gqa=grouped)
         assert isinstance(out, Tensor)
         return out
 
 
 @functools.cache
-def _kernel() -> Callable[..., object]:
-    """FlexAttention compiled: as it is, it would make the matrix of all queries and keys."""
-    return torch.compile(flex_attention, dynamic=False)
+def _kernel(compiled: bool) -> Callable[..., object]:
+    """FlexAttention, compiled on a GPU: as it is, it would make the matrix of all queries and keys."""
+    return torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
 
 
 def dense_mask(entries: Entries, device: torch.device | str = "cpu") -> Tensor:

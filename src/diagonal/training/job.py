@@ -29,7 +29,7 @@ from diagonal.text import embed, prepare
 from diagonal.training.diffusion import preset_shares
 from diagonal.training.distill import DistillTask
 from diagonal.training.latents import Solving, Source, Trajectories, record
-from diagonal.training.methods import Distillation
+from diagonal.training.methods import DIFFUSION, Distillation
 from diagonal.training.parallel import Group, gathered, processes, shard
 from diagonal.training.prompts import Written
 from diagonal.training.run import RunConfig, begun, claim, fit
@@ -77,6 +77,11 @@ class Job:
     def __post_init__(self) -> None:
         if not self.prompts:
             raise ValueError("no prompts given; distillation needs at least one")
+        if self.trajectories is None and (self.method.needs_videos or self.method.forcing == DIFFUSION):
+            raise ValueError(
+                "this method learns from videos of the teacher; name a folder for them (--trajectories), which is "
+                "filled if it is empty"
+            )
 
     def settings(self) -> Line:
         """What the student depends on: a folder goes on with the same only."""
@@ -132,7 +137,11 @@ def _distil(job: Job, folder: Path, device: torch.device, size: tuple[int, int])
     variant = diffusion_variant(job.model)
     with processes(device) as group:
         split = group.split(at_once(job.batch, dist.get_world_size(), job.accumulate))
+        # All weights come first: those that do not fit are known before the long work.
         teacher = _load(job, job.teacher, variant, group.device)
+        student, critic = (
+            _load(job, one, variant, group.device).transformer for one in (job.init or job.teacher, job.teacher)
+        )
         claim(folder, job.settings())
         every = [job.negative_prompt, *job.prompts]
         own = every[dist.get_rank() :: dist.get_world_size()]
@@ -148,10 +157,8 @@ def _distil(job: Job, folder: Path, device: torch.device, size: tuple[int, int])
             shape = (job.method.scored, variant.config.channels, *size)
             yield from _record(job, teacher.transformer, written, negative, shape)
             source = Trajectories(job.trajectories, group.device)
-        student, critic = (
-            _load(job, one, variant, group.device).transformer.to(group.device, torch.float32)
-            for one in (job.init or job.teacher, job.teacher)
-        )
+        for model in (student, critic):
+            model.to(group.device, torch.float32)
         if dist.get_world_size() > 1:
             for model in (student, critic, teacher.transformer):
                 shard(model, group.mesh)

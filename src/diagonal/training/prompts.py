@@ -1,8 +1,8 @@
 """Prompts to distil with, from a file: one a line, or the column `prompt` of a CSV file such as VidProM's.
 
-    found = read("prompts.txt", most=10_000, seed=0)
-    for done in prepare(found.texts, encoder, device="cuda"): ...    # text.prepare: every text is encoded once
-    source = Written(found.texts, encoder, device)                   # embeddings come from the disk as they are needed
+found = read("prompts.txt", most=10_000, seed=0)
+for done in prepare(found.texts, encoder, device="cuda"): ...    # text.prepare: every text is encoded once
+source = Written(found.texts, encoder, device)                   # embeddings come from the disk as they are needed
 """
 
 from __future__ import annotations

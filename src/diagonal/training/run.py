@@ -43,7 +43,9 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         counts = (self.steps, self.log_every, self.evaluate_every, self.save_every)
-        sound = min(counts) >= 1 and min(self.warmup, self.ema_from) >= 0 and self.clip > 0 and 0 <= self.decay_from <= 1
+        sound = (
+            min(counts) >= 1 and min(self.warmup, self.ema_from) >= 0 and self.clip > 0 and 0 <= self.decay_from <= 1
+        )
         if not sound or (self.ema is not None and not 0 < self.ema < 1):
             raise ValueError(f"impossible run: {self}")
 
@@ -132,7 +134,9 @@ def fit(task: Task, config: RunConfig, folder: str | Path, store: Store | None =
 def unwritten(folder: Path, step: int, error: BaseException) -> OSError:
     """What to say where a state could not be kept."""
     reason = " ".join(str(error).split()) or type(error).__name__
-    return OSError(f"the state of step {step} could not be written to {folder}, which keeps the one before it: {reason}")
+    return OSError(
+        f"the state of step {step} could not be written to {folder}, which keeps the one before it: {reason}"
+    )
 
 
 def begun(folder: Path) -> bool:
