@@ -39,7 +39,7 @@ ALLOWED = {
     "quantize": {"models.layers", "weights"},
     "umt5": {"weights"},
     "draw": {"files", "grid", "plan", "video"},
-    "text": {"files", "umt5"},
+    "text": {"files", "umt5", "weights"},
     "stream": {"engine", "plan", "video"},
     "memory": {"engine.protocols", "engine.kernels", "names", "plan"},
     "devices": set(),

@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from diagonal import umt5
 from diagonal.files import atomic
+from diagonal.weights import save_tensors
 
 KEY = "prompt_embeds"  # names the embeddings where a file may hold several tensors, as in diffusers
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -107,7 +108,7 @@ def _keep(files: dict[str, Path], encoder: Encoder, device: torch.device) -> Ite
         return
     for text, rows_LC in zip(files, _encode(list(files), encoder, device), strict=True):
         with atomic(files[text]) as temporary:
-            save_file({KEY: rows_LC}, temporary)
+            save_tensors({KEY: rows_LC}, temporary)
         yield text, rows_LC
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the encoder's memory, for other uses than PyTorch's too

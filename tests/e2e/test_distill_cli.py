@@ -206,6 +206,7 @@ WRONG = {
     "a recipe without distillation": (["--recipe", "smoke", "--out", "x"], ["'smoke' distils nothing"]),
     "a recipe and options": (["--recipe", "smoke", "--steps", "3", "--out", "x"], ["--steps cannot go with --recipe"]),
     "a plan with weights": (["--plan", "--teacher", "random"], ["--teacher cannot go with --plan"]),
+    "a plan with a folder": (["--plan", "--out", "x"], ["--out cannot go with --plan"]),
 }
 
 

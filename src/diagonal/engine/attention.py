@@ -10,7 +10,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -136,7 +136,8 @@ class Flex(Plain):
 @functools.cache
 def _kernel(compiled: bool) -> Callable[..., object]:
     """FlexAttention, compiled on a GPU: as it is, it would make the matrix of all queries and keys."""
-    return torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+    plain = cast(Callable[..., object], flex_attention)
+    return torch.compile(plain, dynamic=False) if compiled else plain
 
 
 def dense_mask(entries: Entries, device: torch.device | str = "cpu") -> Tensor:

@@ -138,9 +138,9 @@ def _distil(job: Job, folder: Path, device: torch.device, size: tuple[int, int])
     with processes(device) as group:
         split = group.split(at_once(job.batch, dist.get_world_size(), job.accumulate))
         # All weights come first: those that do not fit are known before the long work.
-        teacher = _load(job, job.teacher, variant, group.device)
+        teacher = _load(job, job.teacher, job.vae, variant, group.device)
         student, critic = (
-            _load(job, one, variant, group.device).transformer for one in (job.init or job.teacher, job.teacher)
+            _load(job, one, NONE, variant, group.device).transformer for one in (job.init or job.teacher, job.teacher)
         )
         claim(folder, job.settings())
         every = [job.negative_prompt, *job.prompts]
@@ -169,9 +169,11 @@ def _distil(job: Job, folder: Path, device: torch.device, size: tuple[int, int])
         _export(job.model, variant, student, teacher.vae, folder, group)
 
 
-def _load(job: Job, source: str | Path, variant: DiffusionVariant, device: torch.device) -> Parts:
+def _load(
+    job: Job, source: str | Path, vae: str | Path | None, variant: DiffusionVariant, device: torch.device
+) -> Parts:
     """A model's parts; random weights are those of `diagonal.load`."""
-    place = Weights(source, vae=job.vae if source == job.teacher else NONE, text_encoder=job.text_encoder)
+    place = Weights(source, vae=vae, text_encoder=job.text_encoder)
     if not place.random:
         return published(job.model, variant, place)
     with torch.random.fork_rng(devices=[]):
