@@ -14,7 +14,7 @@ import json
 import statistics
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch import nn
 
 from diagonal.files import atomic
 from diagonal.names import find
+from diagonal.training.budget import Step, spread, state_bytes
 from diagonal.training.distill import DistillTask
 from diagonal.training.latents import Prompts
 from diagonal.training.methods import METHODS
@@ -56,17 +57,9 @@ def timed(task: DistillTask, step: int, optimizer: torch.optim.Optimizer) -> dic
 
 
 def plan(median: dict[str, dict[str, float]], parameters: int, critic_steps: int) -> dict[str, float]:
-    """Predicted from one GPU: the samples of a batch in turn, weights, gradients and moments shared out."""
-    own = BATCH // GPUS
-    seconds = {name: own * one["sample_s"] + one["update_s"] / GPUS for name, one in median.items()}
-    state = 4 * parameters * (2 * 4 + 1) / 1e9  # weights, gradient and two moments of two models, and the teacher
-    peak = max(one["peak_gb"] for one in median.values())
-    return {
-        "gpus": GPUS,
-        "batch": BATCH,
-        "turn_s": seconds["generator"] + critic_steps * seconds["critic"],
-        "peak_gb_per_gpu": peak - state * (1 - 1 / GPUS),
-    }
+    """What each of several GPUs would hold and take, from one. There are no averages here; the teacher is float32."""
+    steps = {name: Step(one["sample_s"], one["update_s"], one["peak_gb"]) for name, one in median.items()}
+    return asdict(spread(steps, state_bytes(parameters, averages=0, teacher=4), critic_steps, BATCH, GPUS))
 
 
 def main() -> None:

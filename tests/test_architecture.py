@@ -39,7 +39,7 @@ ALLOWED = {
     "quantize": {"engine.kernels", "models.layers", "weights"},
     "umt5": {"weights"},
     "draw": {"files", "grid", "plan", "video"},
-    "text": {"files", "umt5"},
+    "text": {"files", "umt5", "weights"},
     "stream": {"engine", "plan", "video"},
     "memory": {"engine.protocols", "engine.kernels", "names", "plan"},
     "devices": set(),
@@ -106,10 +106,13 @@ ALLOWED = {
         "grid",
         "lpips",
         "names",
+        "parts",
         "plan",
         "presets",
         "recipes",
+        "request",
         "schedules",
+        "text",
         "training",
         "video",
         "weights",
@@ -250,7 +253,7 @@ import diagonal.models.wham, diagonal.tokenizers.wham, diagonal.worlds.xbox, dia
 import diagonal.tokenizers.wan_vae, diagonal.tokenizers.taehv
 import diagonal.models.wan, diagonal.engine.denoise, diagonal.engine.teacher, diagonal.engine.chunk_masks
 import diagonal.presets, diagonal.lora, diagonal.umt5
-import diagonal.training.teacher, diagonal.training.distill, diagonal.training.parallel
+import diagonal.training.teacher, diagonal.training.distill, diagonal.training.parallel, diagonal.training.job
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -69,6 +69,13 @@ class Preset:
         context = schedule.context if isinstance(schedule, Even | Explicit) else CLEAN
         return replace(self, schedule=Even(steps, context, self.shift))
 
+    def with_context(self, text: str) -> Preset:
+        """The same with another level at which later chunks see this one: `clean`, 100 (before the shift), t100 (after
+        it), or where the schedule has it, `last`."""
+        if not isinstance(self.schedule, Diagonal | Even | Explicit):
+            raise ValueError(f"context {text!r} given; the schedule has no chunks that later ones could see")
+        return replace(self, schedule=replace(self.schedule, context=text))
+
 
 def _with_shift(schedule: Any, shift: float) -> ChunkSchedule:
     return cast(ChunkSchedule, replace(schedule, shift=shift))

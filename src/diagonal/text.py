@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from diagonal import umt5
 from diagonal.files import atomic
+from diagonal.weights import save_tensors
 
 KEY = "prompt_embeds"  # names the embeddings where a file may hold several tensors, as in diffusers
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -72,19 +73,45 @@ def embed(
     texts = [tidied(text) for text in texts] if encoder.tidy else texts
     if encoder.source == HASH:
         return torch.stack([_hashed(text, encoder) for text in texts]).to(device)
+    files = _files(texts, encoder, cache)
+    found = {text: rows_LC for text, file in files.items() if (rows_LC := _cached(file, encoder)) is not None}
+    new = {text: file for text, file in files.items() if text not in found}
+    found |= dict(_keep(new, encoder, torch.device(device)))
+    return torch.stack([found[text] for text in texts]).to(device)
+
+
+def prepare(
+    texts: Sequence[str], encoder: Encoder, *, device: torch.device | str, cache: str | Path | None = None
+) -> Iterator[int]:
+    """Encode the texts that are not kept yet, so that `embed` only has to read them; yields how many are done.
+
+    The encoder is loaded once for all of them, and no more than one text's embeddings are in memory.
+    """
+    if encoder.source == HASH:
+        return
+    files = _files([tidied(text) for text in texts] if encoder.tidy else texts, encoder, cache)
+    new = {text: file for text, file in files.items() if _cached(file, encoder) is None}
+    for done, _ in enumerate(_keep(new, encoder, torch.device(device)), len(files) - len(new) + 1):
+        yield done
+
+
+def _files(texts: Sequence[str], encoder: Encoder, cache: str | Path | None) -> dict[str, Path]:
+    """Where the embeddings of each text are kept."""
     folder = _user_cache() if cache is None else Path(cache).expanduser()
     folder.mkdir(parents=True, exist_ok=True)  # before the work: a folder that cannot be written is known at once
-    files = {text: folder / f"{_key(encoder, text)}.safetensors" for text in texts}
-    found = {text: rows_LC for text, file in files.items() if (rows_LC := _cached(file, encoder)) is not None}
-    new = [text for text in files if text not in found]
-    if new:
-        for text, rows_LC in zip(new, _encode(new, encoder, torch.device(device)), strict=True):
-            with atomic(files[text]) as temporary:
-                save_file({KEY: rows_LC}, temporary)
-            found[text] = rows_LC
-        if torch.device(device).type == "cuda":
-            torch.cuda.empty_cache()  # the encoder's memory, for other uses than PyTorch's too
-    return torch.stack([found[text] for text in texts]).to(device)
+    return {text: folder / f"{_key(encoder, text)}.safetensors" for text in texts}
+
+
+def _keep(files: dict[str, Path], encoder: Encoder, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """Encode texts into their files, one after the other."""
+    if not files:
+        return
+    for text, rows_LC in zip(files, _encode(list(files), encoder, device), strict=True):
+        with atomic(files[text]) as temporary:
+            save_tensors({KEY: rows_LC}, temporary)
+        yield text, rows_LC
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the encoder's memory, for other uses than PyTorch's too
 
 
 def tidied(text: str) -> str:
@@ -156,8 +183,8 @@ def _hashed(text: str, encoder: Encoder) -> Tensor:
     return rows_LC
 
 
-def _encode(texts: Sequence[str], encoder: Encoder, device: torch.device) -> list[Tensor]:
-    """Embeddings (length, width) of each text, on the CPU.
+def _encode(texts: Sequence[str], encoder: Encoder, device: torch.device) -> Iterator[Tensor]:
+    """Embeddings (length, width) of each text, on the CPU, one after the other.
 
     Texts go through the encoder one by one and without padding: what a text gives does not depend on its company, and
     a short text costs little. Padding that is masked gives the same, as tokens never look at it.
@@ -178,7 +205,8 @@ def _encode(texts: Sequence[str], encoder: Encoder, device: torch.device) -> lis
         model = umt5.load(original, encoder.dtype) if original else _published(encoder)
         _check_vocabulary(tokenizer, model)
     model.to(device)
-    return [_rows(model, one, encoder) for one in ids]
+    for one in ids:
+        yield _rows(model, one, encoder)
 
 
 def _published(encoder: Encoder) -> Any:

@@ -7,6 +7,7 @@ ids through huggingface_hub (its cache and offline mode apply).
 
 from __future__ import annotations
 
+import errno
 import pickle
 import re
 import zipfile
@@ -181,9 +182,17 @@ def save(
     with ExitStack() as written:
         for done, (target, keys) in enumerate(zip(paths, shards, strict=True), 1):
             content = {key: tensors[key].detach().to(dtype=dtype).contiguous().cpu() for key in keys}
-            save_file(content, written.enter_context(atomic(target)), metadata=dict(metadata))
+            save_tensors(content, written.enter_context(atomic(target)), metadata)
             on_file(done, count)
     return paths
+
+
+def save_tensors(content: State, path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Tensors as a safetensors file. A disk that takes no more is an OSError, as of any other file."""
+    try:
+        save_file(content, path, None if metadata is None else dict(metadata))
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error), str(path)) from error
 
 
 def _shards(sizes: Mapping[str, int]) -> list[list[str]]:

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from diagonal import video, weights
 from diagonal.cli import main
-from diagonal.cli.train import Stage, _follow
+from diagonal.cli.train import Stage, follow
 from diagonal.evaluation.rollouts import cut, roll
 from diagonal.pipeline import load
 from diagonal.plan import Order
@@ -272,7 +272,7 @@ def test_rollouts_do_not_depend_on_how_many_are_made_at_a_time(trained):
 def test_tensorboard_is_asked_for_before_anything_is_done(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ValueError, match="pip install tensorboard"):
-        _follow([Stage("judge", 2, tmp_path / "judge")], iter([]), tensorboard=True)
+        follow([Stage("judge", 2, tmp_path / "judge")], iter([]), tensorboard=True)
     assert os.listdir(tmp_path) == []
 
 
@@ -299,7 +299,7 @@ def test_tensorboard_gets_every_number(tmp_path, monkeypatch):
         ("judge", {"step": 1, "loss": 0.5}),
         ("judge", {"step": 2, "loss": 0.25, "val_accuracy": 0.75}),
     ]
-    _follow(stages, iter(lines), tensorboard=True)
+    follow(stages, iter(lines), tensorboard=True)
     assert written == [str(tmp_path), ("loss", 0.5, 1), ("loss", 0.25, 2), ("val_accuracy", 0.75, 2), "closed"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,7 +25,7 @@ from diagonal.training.losses import Weights
 from diagonal.training.methods import METHODS, Distillation, find
 from diagonal.training.run import RunConfig, fit
 from diagonal.training.teacher import OdeTask, TeacherTask
-from tests.small_diffusion import CPU, FRAMES, NEGATIVE, PROMPTS_ONLY, SIZE, blobs, method, student, texts
+from tests.small_diffusion import CPU, FRAMES, NEGATIVE, PROMPTS_ONLY, SIZE, TOKENS, blobs, method, student, texts
 
 
 def short(steps: int, **changes: Any) -> RunConfig:
@@ -420,6 +421,7 @@ def test_a_damaged_student_stops_the_run_before_it_is_saved(tmp_path: Path) -> N
         ({"forcing": "teacher"}, "known: self, diffusion"),
         ({"motion": "optical"}, "known: difference, field"),
         ({"critic_steps": 0}, "impossible distillation"),
+        ({"critic_alone": -1}, "impossible distillation"),
         ({"score_levels": (900.0, 100.0)}, "impossible distillation"),
         ({"weights": PROMPTS_ONLY, "switch": 0.5}, "must be longer than what is scored"),
         ({"preset": PRESETS["wan"]}, "it is a teacher's"),
@@ -454,3 +456,50 @@ def test_small_weights_are_refused() -> None:
             1,
             0,
         )
+
+
+def test_the_critic_may_learn_alone_at_first() -> None:
+    plain, later = (task(method(weights=PROMPTS_ONLY, critic_steps=2, critic_alone=count)) for count in (0, 4))
+
+    def teaches(one: DistillTask, step: int) -> str:
+        loss, _ = one.loss(step)
+        loss.backward()
+        models = {"generator": one.generator, "critic": one.critic}
+        found = [name for name, model in models.items() if any(p.grad is not None for p in model.parameters())]
+        one.module.zero_grad(set_to_none=True)
+        return " ".join(found)
+
+    turn = ["generator", "critic", "critic"]
+    assert [teaches(plain, step) for step in range(4)] == [*turn, "generator"]
+    assert [teaches(later, step) for step in range(8)] == [*["critic"] * 4, *turn, "generator"]
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_long_videos_are_masked_without_a_matrix_to_the_same_end() -> None:
+    how = method("diagonal-distillation", scored=6, longest=6)
+    dense, flex = (diffusion.chunk_memory(how.preset, 6, TOKENS, CPU, use_flex=flex) for flex in (False, True))
+    assert (type(dense).__name__, type(flex).__name__) == ("Dense", "Flex")
+    assert type(diffusion.chunk_memory(how.preset, 6, 1560, CPU)).__name__ == "Dense"  # a CPU has no kernel for it
+    model, clips = student(), blobs(2)
+    assert clips.video_NFCHW.shape[1] == 6
+    level = torch.tensor([[900.0, 700.0, 300.0, 1000.0, 500.0, 100.0]])
+    with torch.no_grad():
+        one, other = (
+            velocity(model, clips.video_NFCHW, level, model.embed_text(clips.text_NLC), memory)
+            for memory in (dense, flex)
+        )
+        free = velocity(model, clips.video_NFCHW, level, model.embed_text(clips.text_NLC), Full())
+    torch.testing.assert_close(one, other, atol=2e-6, rtol=1e-5)
+    assert (one - free).abs().max() > 1e-4
+
+
+def test_flex_attention_takes_heads_whose_norms_are_of_another_precision() -> None:
+    """As under autocast: q and k are normed by float32 weights, v is as the matrix left it."""
+    memory = diffusion.chunk_memory(method().preset, 2, 2, CPU, use_flex=True)
+    q, k, v = torch.randn(3, 1, 2, 4, 8, generator=torch.Generator().manual_seed(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        out = memory.layer(0).attend(q, k, v.bfloat16())
+    wanted = diffusion.chunk_memory(method().preset, 2, 2, CPU).layer(0).attend(q, k, v)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), wanted, atol=0.05, rtol=0.05)

@@ -19,8 +19,8 @@ from diagonal.training import parallel
 from diagonal.training.diffusion import Split
 from diagonal.training.distill import DistillTask
 from diagonal.training.latents import Prompts
-from diagonal.training.parallel import POINTER, gathered, processes, shard
-from diagonal.training.run import RunConfig, fit
+from diagonal.training.parallel import gathered, processes, shard
+from diagonal.training.run import POINTER, RunConfig, fit
 from tests.small_diffusion import CPU, NEGATIVE, PROMPTS_ONLY, SIZE, method, student, texts
 
 ROOT = Path(__file__).parents[2]

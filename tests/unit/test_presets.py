@@ -203,3 +203,14 @@ def test_other_files_are_refused(write: Any, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(ValueError, match="pip install pyyaml"):
         read_yaml(write(LONG))
+
+
+def test_the_context_of_a_preset_can_be_another() -> None:
+    diagonal = find("diagonal-distillation")
+    assert diagonal.with_context("t100").schedule.levels(2) == (1000.0, 100.0)
+    assert diagonal.with_context("clean").schedule.context_level(3) == 0.0
+    assert find("self-forcing").with_context("last").schedule.context_level(0) is None
+    with pytest.raises(ValueError, match="no chunks that later ones could see"):
+        find("wan").with_context("clean")
+    with pytest.raises(ValueError, match="'loud' is not understood"):
+        diagonal.with_context("loud")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from diagonal import recipes
 from diagonal.engine.protocols import Variant
 from diagonal.names import find as find_named
 from diagonal.plan import Order
@@ -182,3 +184,19 @@ def test_what_a_tokenizers_recipe_says_reaches_its_training(tmp_path: Path, monk
         list(stages.train_tokenizer(recipe, part, part, tmp_path))
     (task,) = seen
     assert (task.batch, task.lr, task.seed, task.lpips_scale) == (3, 0.123, recipe.run.seed, 0.77)
+
+
+def test_a_recipe_that_distils_is_found_and_others_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "paintings.py").write_text(
+        "from diagonal.recipes import Staged\n\n\n"
+        "def distill():\n    return Staged({'teacher': 2}, lambda folder, device: iter(()))\n"
+    )
+    monkeypatch.setattr(recipes, "__path__", [*recipes.__path__, str(tmp_path)])
+    assert recipes.distillation("paintings").steps == {"teacher": 2}
+    with pytest.raises(ValueError, match="'paintings' trains no world of tokens"):
+        find("paintings")
+    with pytest.raises(ValueError, match=r"'smoke' distils nothing; recipes that do: .*paintings"):
+        recipes.distillation("smoke")
+    with pytest.raises(ValueError, match="unknown recipe 'soup'"):
+        recipes.distillation("soup")
+    del sys.modules["diagonal.recipes.paintings"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import resource
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -342,6 +343,7 @@ def test_a_full_disk_leaves_the_older_checkpoint(tmp_path, monkeypatch):
     [
         {"steps": 0},
         {"steps": -3},
+        {"ema_from": -1},
         {"decay_from": -0.1},
         {"decay_from": 1.1},
         {"decay_from": math.nan},
@@ -365,3 +367,38 @@ def test_an_impossible_run_is_refused(change):
 @pytest.mark.parametrize("change", [{"steps": 1}, {"decay_from": 0.0}, {"decay_from": 1.0}, {"ema": 0.999}])
 def test_an_unusual_run_is_taken(change):
     assert config(**change)
+
+
+def test_averaging_begins_where_it_is_told_to(tmp_path, monkeypatch):
+    seen: list[Tensor] = []
+    loss = Regression.loss
+
+    def watched(self: Regression, step: int) -> Any:
+        seen.append(flat(self))
+        return loss(self, step)
+
+    monkeypatch.setattr(Regression, "loss", watched)
+    task = Regression()
+    list(fit(task, config(ema=0.8, ema_from=20), tmp_path))
+    after = [*seen[1:], torch.cat([value.flatten() for value in checkpoint(tmp_path)["module"].values()])]
+    average = after[19]  # the weights themselves, after step 20
+    for weights in after[20:]:
+        average = 0.8 * average + 0.2 * weights
+    torch.testing.assert_close(flat(task), average)
+    never = run(tmp_path / "never", config(ema=0.8, ema_from=100))
+    assert torch.equal(never, run(tmp_path / "without", config()))
+
+
+def test_a_disk_that_takes_no_more_is_named(tmp_path):
+    """For real: files of this process may not grow beyond a few bytes."""
+    with pytest.raises(Killed):
+        run(tmp_path, config(), killed_at=8)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, limits[1]))
+    try:
+        with pytest.raises(OSError, match="the state of step 14 could not be written to"):
+            run(tmp_path, config())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert checkpoint(tmp_path)["step"] == 7
+    assert torch.equal(run(tmp_path, config()), run(tmp_path / "whole", config()))

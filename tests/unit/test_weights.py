@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import socket
 import zipfile
 from pathlib import Path
@@ -598,3 +599,15 @@ def test_one_file_of_a_repository_is_downloaded_alone(monkeypatch, tmp_path, pub
     monkeypatch.setattr("huggingface_hub.hf_hub_download", hf_hub_download)
     assert_same(weights.read("organisation/model/sizes/small.ckpt"), published)
     assert asked == [("organisation/model", "sizes/small.ckpt")]
+
+
+def test_a_disk_that_takes_no_more_is_named_and_leaves_nothing(tmp_path):
+    """For real: files of this process may not grow beyond a few bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"large.*model\.safetensors"):
+            weights.save({"transformer": nn.Linear(100, 100)}, tmp_path / "model.safetensors", {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from diagonal.plan import Order
 
 # The order is that of --help.
-COMMANDS = ("plan", "models", "convert", "generate", "record", "train", "evaluate", "bench")
+COMMANDS = ("plan", "models", "convert", "generate", "record", "train", "distill", "evaluate", "bench")
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Fast autoregressive video generation.")
 out = Console(highlight=False, soft_wrap=True)
@@ -82,10 +82,10 @@ def remark_random(model: str, weights: str) -> None:
 def refuse(context: typer.Context, names: Collection[str], why: str) -> None:
     """Options that were given but would have no effect are not taken silently."""
     idle = []
-    for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            idle.append(f"--{name.replace('_', '-')}")
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if option.name in names and source is not None and source.name == "COMMANDLINE":
+            idle.append(option.opts[0])
     if idle:
         raise ValueError(f"{', '.join(idle)} cannot go with {why}; leave it out")
 

@@ -71,7 +71,7 @@ def train_all(
         Stage("record held-out", found.held_out_frames, out_path / "data" / "held-out"),
     ]
     start = time.perf_counter()
-    _follow([*recorded, *trained], stages.make(found, out_path, where, lpips, workers), tensorboard)
+    follow([*recorded, *trained], stages.make(found, out_path, where, lpips, workers), tensorboard)
     shared = {"recipe": recipe, "stage": "all", "seconds": time.perf_counter() - start, "out": str(out_path)}
     if as_json:
         print_json(shared | {"stages": [stage.result() for stage in trained]})
@@ -194,7 +194,7 @@ def _world(
 def _run(stage: Stage, lines: Iterator[Line], shared: Line, tensorboard: bool, as_json: bool) -> None:
     """Train one stage and say what came out."""
     start = time.perf_counter()
-    _follow([stage], ((stage.name, line) for line in lines), tensorboard)
+    follow([stage], ((stage.name, line) for line in lines), tensorboard)
     shared |= {"seconds": time.perf_counter() - start}
     if as_json:
         print_json(shared | stage.result())
@@ -202,11 +202,13 @@ def _run(stage: Stage, lines: Iterator[Line], shared: Line, tensorboard: bool, a
         _print([stage], shared)
 
 
-def _follow(stages: Sequence[Stage], lines: Iterator[tuple[str, Line]], tensorboard: bool) -> None:
+def follow(stages: Sequence[Stage], lines: Iterator[tuple[str, Line]], tensorboard: bool) -> None:
     """Consume the lines of a run, with one bar per stage."""
+    from diagonal.training.run import begun
+
     boards = {stage.name: _board(stage.folder) for stage in stages} if tensorboard else {}
     for stage in stages:
-        if (stage.folder / "checkpoint.pt").exists():
+        if begun(stage.folder):
             err.print(f"{stage.folder} was begun before: going on from its checkpoint", markup=False)
     with progress_bar("steps") as progress, ExitStack() as stack:
         tasks = {stage.name: progress.add_task(stage.name, total=stage.steps, note="") for stage in stages}

@@ -6,10 +6,11 @@ once as a matrix and once as a FlexAttention `mask_mod`.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -125,10 +126,18 @@ class Flex(Plain):
         return self
 
     def attend(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
-        grouped = q_BHSD.shape[1] != k_BKSD.shape[1]
-        out = flex_attention(q_BHSD, k_BKSD, v_BKSD, block_mask=self.blocks, enable_gqa=grouped)
+        grouped, dtype = q_BHSD.shape[1] != k_BKSD.shape[1], v_BKSD.dtype  # norms may leave q and k in another one
+        run = _kernel(q_BHSD.is_cuda and not torch.compiler.is_compiling())
+        out = run(q_BHSD.to(dtype), k_BKSD.to(dtype), v_BKSD, block_mask=self.blocks, enable_gqa=grouped)
         assert isinstance(out, Tensor)
         return out
+
+
+@functools.cache
+def _kernel(compiled: bool) -> Callable[..., object]:
+    """FlexAttention, compiled on a GPU: as it is, it would make the matrix of all queries and keys."""
+    plain = cast(Callable[..., object], flex_attention)
+    return torch.compile(plain, dynamic=False) if compiled else plain
 
 
 def dense_mask(entries: Entries, device: torch.device | str = "cpu") -> Tensor:

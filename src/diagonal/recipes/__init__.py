@@ -1,4 +1,5 @@
-"""Training runs as Python: a recipe is a module here with a function `recipe()` that returns these numbers.
+"""Training runs as Python: a recipe is a module here with a function `recipe()` that returns these numbers, or
+`distill()`, which returns the stages that end in a distilled student, or both.
 
 `diagonal train ... --recipe doom` is `diagonal.recipes.doom.recipe()`. Sizes of data and models, steps and seeds are
 the recipe's; the code that trains knows none of them.
@@ -8,9 +9,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import signature
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 from diagonal.training.run import RunConfig
 
@@ -73,6 +76,18 @@ class Recipe:
         return self.seed + 1_000_003
 
 
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Training in stages that ends with a distilled student: what a recipe's function `distill()` returns.
+
+    `make` runs all stages into folders of their names below the one it is given, on a device, each going on where it
+    was stopped; it yields the stage's name with each line of its progress.
+    """
+
+    steps: Mapping[str, int]  # of each stage, in their order
+    make: Callable[[Path, Any], Iterator[tuple[str, dict[str, Any]]]]
+
+
 def names() -> list[str]:
     """Recipes that `find` knows."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
@@ -81,9 +96,23 @@ def names() -> list[str]:
 def find(name: str) -> Recipe:
     """The recipe of that name; `mcar:700m` hands the part after the colon to the module."""
     module, _, size = name.partition(":")
-    if module not in names():
-        raise ValueError(f"unknown recipe {name!r}; known: {', '.join(names())}")
-    make = vars(importlib.import_module(f"{__name__}.{module}"))["recipe"]
+    if "recipe" not in _functions(module):
+        raise ValueError(f"the recipe {module!r} trains no world of tokens; `diagonal distill --recipe` runs it")
+    make = _functions(module)["recipe"]
     if size and not signature(make).parameters:
         raise ValueError(f"recipe {module!r} has no sizes, so no {size!r}")
     return cast(Recipe, make(size) if size else make())
+
+
+def distillation(name: str) -> Staged:
+    """The distillation of the recipe of that name."""
+    if "distill" not in _functions(name):
+        able = ", ".join(one for one in names() if "distill" in _functions(one)) or "none"
+        raise ValueError(f"the recipe {name!r} distils nothing; recipes that do: {able}")
+    return cast(Staged, _functions(name)["distill"]())
+
+
+def _functions(module: str) -> dict[str, Any]:
+    if module not in names():
+        raise ValueError(f"unknown recipe {module!r}; known: {', '.join(names())}")
+    return vars(importlib.import_module(f"{__name__}.{module}"))

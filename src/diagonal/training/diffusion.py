@@ -21,6 +21,7 @@ from diagonal.schedules.denoising.noise import FlowTable
 
 Terms = dict[str, Tensor]
 HELD_OUT = 1_000_003  # added to a seed for what is drawn to evaluate
+LONG = 4096  # tokens of a video whose mask is worth a kernel of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +105,19 @@ def _again(forward: Callable[..., Tensor], contexts: Callable[[], tuple[Any, Any
     return run
 
 
-def chunk_memory(preset: Preset, frames: int, tokens: int, device: torch.device) -> Memory:
-    """What each frame sees when a whole video goes through the student at once: what its window would hold."""
+def chunk_memory(
+    preset: Preset, frames: int, tokens: int, device: torch.device, use_flex: bool | None = None
+) -> Memory:
+    """What each frame sees when a whole video goes through the student at once: what its window would hold.
+
+    Of long videos the mask over tokens is never made (FlexAttention); by default that is so on a GPU.
+    """
     assert preset.chunk_frames is not None
     window = Window(preset.window_frames, preset.sink_frames) if preset.window_frames else None
     mask = chunk_masks.block_causal(frames, preset.chunk_frames, window).to(device)
-    return chunk_masks.dense(mask, tokens)
+    if use_flex is None:
+        use_flex = device.type == "cuda" and frames * tokens > LONG
+    return chunk_masks.flex(mask, tokens) if use_flex else chunk_masks.dense(mask, tokens)
 
 
 def chunk_levels(preset: Preset, frames: int, rngs: Sequence[np.random.Generator]) -> tuple[Tensor, Tensor]:

@@ -105,7 +105,8 @@ def rollout(model: DiffusionModel, cache: WindowCache, method: Distillation, rol
 
 @dataclass
 class DistillTask:
-    """Generator and critic in turns: one step of the generator, then `critic_steps` of the critic.
+    """Generator and critic in turns: one step of the generator, then `critic_steps` of the critic. At the start the
+    critic may have `critic_alone` steps to itself.
 
     Generator and critic have float32 weights; the teacher's may be smaller. `first_latent` is for codecs whose first
     latent is another kind than the rest: it is given the frames of a rollout up to the first that is scored, and
@@ -159,7 +160,8 @@ class DistillTask:
             self._blocks = chunk_memory(method.preset, method.scored, self._tokens, self._device)
 
     def loss(self, step: int) -> tuple[Tensor, Terms]:
-        if step % (self.method.critic_steps + 1):
+        turn = step - self.method.critic_alone
+        if turn < 0 or turn % (self.method.critic_steps + 1):
             loss, terms = self.split.mean(self.batch, lambda samples: self._critic(step, samples))
             return loss, self._latest | terms
         loss, self._latest = self.split.mean(self.batch, lambda samples: self._generator(step, samples))

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from diagonal.engine.denoise import Gaussian
 from diagonal.engine.protocols import DiffusionModel
 from diagonal.engine.teacher import trajectory
 from diagonal.files import atomic
+from diagonal.weights import save_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Solving:
 
 
 def record(
-    teacher: DiffusionModel, prompts: Prompts, negative_1LC: Tensor, solving: Solving, folder: str | Path
+    teacher: DiffusionModel, prompts: Source, negative_1LC: Tensor, solving: Solving, folder: str | Path
 ) -> Iterator[int]:
     """Let the teacher make a video of every prompt; yields how many are done. Shards that are there are kept, if they
     were made of the same prompts in the same way."""
@@ -147,12 +147,11 @@ def record(
             seeds = [int(np.random.SeedSequence([solving.seed, one]).generate_state(1)[0]) for one in numbers]
             noise = Gaussian(seeds, text.device)(0, 0, (len(seeds), *solving.shape))
             states = trajectory(teacher, sigmas, (text, negative_1LC), solving.guidance_scale, noise)
-            kept = torch.stack([state for index, state in enumerate(states) if index in keep], 1)
-            content = {"text": text, "states": kept, "shares": torch.tensor([*shares, 0.0], dtype=torch.float64)}
+            stacked = torch.stack([state for index, state in enumerate(states) if index in keep], 1)
+            content = {"text": text, "states": stacked, "shares": torch.tensor([*shares, 0.0], dtype=torch.float64)}
             with atomic(path) as temporary:
-                save_file(
-                    {name: value.cpu().contiguous() for name, value in content.items()}, temporary, {"made": made}
-                )
+                kept = {name: value.cpu().contiguous() for name, value in content.items()}
+                save_tensors(kept, temporary, {"made": made})
         yield numbers[-1] + 1
 
 

@@ -30,6 +30,7 @@ class Distillation:
     guidance_scale: float = 4.0  # of the teacher; the released code writes it as 3.0 beyond the prompt's own answer
     score_levels: tuple[float, float] = (20.0, 980.0)  # timesteps between which videos are noised to be scored
     critic_steps: int = 5  # for each step of the generator
+    critic_alone: int = 0  # steps at the start in which only the critic learns, what the student makes as it comes
     lr: float = 2e-6
     critic_lr: float = 4e-7
     betas: tuple[float, float] = (0.0, 0.999)
@@ -53,7 +54,8 @@ class Distillation:
             raise ValueError(
                 f"rollouts of at most {self.longest} latent frames given; {self.scored} of them are scored"
             )
-        if not (0 <= low < high <= 1000 and self.critic_steps >= 1 and 0 <= self.switch <= 1):
+        counts = self.critic_steps >= 1 and self.critic_alone >= 0
+        if not (0 <= low < high <= 1000 and counts and 0 <= self.switch <= 1):
             raise ValueError(f"impossible distillation: {self}")
         if self.switch and self.longest == self.scored:
             raise ValueError("a prompt that changes given; rollouts must be longer than what is scored of them")

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -40,9 +41,7 @@ from torch.distributed.tensor import DTensor
 
 from diagonal.files import atomic
 from diagonal.training.diffusion import Split
-from diagonal.training.run import Average, Task
-
-POINTER = "checkpoint.json"  # names the folder that holds the newest whole state
+from diagonal.training.run import POINTER, Average, Task, unwritten
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,12 @@ class Group:
 
     def save(self, task: Task, average: Average, folder: Path, step: int) -> None:
         target = folder / f"checkpoint-{step:08d}"
-        save(_state(task, average), checkpoint_id=str(target))
+        try:
+            save(_state(task, average), checkpoint_id=str(target))
+        except CheckpointException as error:  # of all processes, whichever of them could not write
+            if self.writes:
+                shutil.rmtree(target, ignore_errors=True)
+            raise unwritten(folder, step, next(iter(error.failures.values()))[0]) from error
         if self.writes:
             with atomic(folder / POINTER) as temporary:
                 temporary.write_text(json.dumps({"step": step, "folder": target.name}) + "\n")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +21,9 @@ from torch import Tensor, nn
 from diagonal.files import atomic
 from diagonal.training.optim import rate
 from diagonal.video import VideoArray, write_picture
+
+CHECKPOINT = "checkpoint.pt"  # the state of a run of one process
+POINTER = "checkpoint.json"  # names the folder that holds the newest whole state of several
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +36,16 @@ class RunConfig:
     decay_from: float = 0.3  # the learning rate falls from this part of the run on
     clip: float = 1.0
     ema: float | None = None  # decay of an averaged copy of the weights, which then is the result
+    ema_from: int = 0  # the step from which on it averages; until then it is the weights themselves
     log_every: int = 50
     evaluate_every: int = 1000
     save_every: int = 500
 
     def __post_init__(self) -> None:
         counts = (self.steps, self.log_every, self.evaluate_every, self.save_every)
-        sound = min(counts) >= 1 and self.warmup >= 0 and self.clip > 0 and 0 <= self.decay_from <= 1
+        sound = (
+            min(counts) >= 1 and min(self.warmup, self.ema_from) >= 0 and self.clip > 0 and 0 <= self.decay_from <= 1
+        )
         if not sound or (self.ema is not None and not 0 < self.ema < 1):
             raise ValueError(f"impossible run: {self}")
 
@@ -89,7 +95,7 @@ def fit(task: Task, config: RunConfig, folder: str | Path, store: Store | None =
     folder, store = Path(folder), store or Alone()
     folder.mkdir(parents=True, exist_ok=True)
     peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in task.optimizers]
-    average = Average(task.module, config.ema)
+    average = Average(task.module, config.ema, config.ema_from)
     first = store.load(task, average, folder)
     if store.writes:
         _cut(folder / "curve.jsonl", first)
@@ -104,7 +110,7 @@ def fit(task: Task, config: RunConfig, folder: str | Path, store: Store | None =
         norm = nn.utils.clip_grad_norm_(parameters, config.clip)
         for optimizer in task.optimizers:
             optimizer.step()
-        average.update(task.module)
+        average.update(task.module, step)
         task.module.zero_grad(set_to_none=True)
         last = step + 1 == config.steps
         logs, saves = (last or (step + 1) % every == 0 for every in (config.log_every, config.save_every))
@@ -125,6 +131,32 @@ def fit(task: Task, config: RunConfig, folder: str | Path, store: Store | None =
     average.copy_to(task.module)
 
 
+def unwritten(folder: Path, step: int, error: BaseException) -> OSError:
+    """What to say where a state could not be kept."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return OSError(
+        f"the state of step {step} could not be written to {folder}, which keeps the one before it: {reason}"
+    )
+
+
+def begun(folder: Path) -> bool:
+    """Whether a run was begun here, and left a state to go on from."""
+    return (folder / CHECKPOINT).exists() or (folder / POINTER).exists()
+
+
+def claim(folder: Path, settings: Mapping[str, Any]) -> None:
+    """A folder is one run: note its settings, or refuse to go on with other ones."""
+    now, path = json.loads(json.dumps(settings)), folder / "settings.json"
+    if path.exists() and begun(folder):
+        before = json.loads(path.read_text())
+        changed = [f"{key} {before.get(key)}, now {now[key]}" for key in now if before.get(key) != now[key]]
+        if changed:
+            raise ValueError(f"{folder} was begun with {'; '.join(changed)}. Remove it or choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(now) + "\n")
+
+
 def _check(numbers: dict[str, float], step: int, folder: Path) -> None:
     """A state that is no number is never saved."""
     for name, value in zip(("loss", "norm of the gradient"), numbers.values(), strict=True):
@@ -133,21 +165,22 @@ def _check(numbers: dict[str, float], step: int, folder: Path) -> None:
 
 
 class Average:
-    """An exponential moving average of the weights; without a decay it does nothing."""
+    """An exponential moving average of the weights from a step on; without a decay it does nothing."""
 
-    def __init__(self, module: nn.Module, decay: float | None) -> None:
-        self.decay = decay
+    def __init__(self, module: nn.Module, decay: float | None, begin: int = 0) -> None:
+        self.decay, self.begin = decay, begin
         self.weights = [] if decay is None else [p.detach().clone() for p in module.parameters()]
 
     @torch.no_grad()
-    def update(self, module: nn.Module) -> None:
+    def update(self, module: nn.Module, step: int) -> None:
         """After a step: weights that had no gradient took no part in it, and their average stays."""
         if self.decay is None:
             return
         pairs = zip(self.weights, module.parameters(), strict=True)
         moved = [(mean, parameter.detach()) for mean, parameter in pairs if parameter.grad is not None]
         if moved:
-            torch._foreach_lerp_([mean for mean, _ in moved], [weight for _, weight in moved], 1 - self.decay)
+            share = 1 - self.decay if step >= self.begin else 1.0
+            torch._foreach_lerp_([mean for mean, _ in moved], [weight for _, weight in moved], share)
 
     @torch.no_grad()
     def copy_to(self, module: nn.Module) -> None:
@@ -189,11 +222,14 @@ class Alone:
             "optimizers": [optimizer.state_dict() for optimizer in task.optimizers],
             "average": average.weights,
         }
-        with atomic(folder / "checkpoint.pt") as temporary:
-            torch.save(state, temporary)
+        with atomic(folder / CHECKPOINT) as temporary:
+            try:
+                torch.save(state, temporary)
+            except RuntimeError as error:  # PyTorch's word for a disk that takes no more
+                raise unwritten(folder, step, error) from error
 
     def load(self, task: Task, average: Average, folder: Path) -> int:
-        path = folder / "checkpoint.pt"
+        path = folder / CHECKPOINT
         if not path.exists():
             return 0
         device = next(task.module.parameters()).device

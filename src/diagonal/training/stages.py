@@ -6,7 +6,6 @@ A finished stage leaves `model.safetensors`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -18,13 +17,12 @@ from torch import Tensor
 from diagonal import lpips, weights
 from diagonal.engine.protocols import Variant
 from diagonal.evaluation.idm import Config as JudgeConfig
-from diagonal.files import atomic
 from diagonal.names import find
 from diagonal.plan import Order
 from diagonal.recipes import JudgeRecipe, Recipe, TokenizerRecipe, WorldRecipe
 from diagonal.training.data import Part, TokenData, ahead, frames, join, read, tokenize
 from diagonal.training.judge import JudgeTask
-from diagonal.training.run import fit
+from diagonal.training.run import claim, fit
 from diagonal.training.tokenizer import TokenizerTask
 from diagonal.training.world import WorldTask
 from diagonal.worlds import vizdoom
@@ -118,18 +116,8 @@ def train_judge(recipe: JudgeRecipe, data: Part, held_out: Part, folder: Path) -
 
 
 def _claim(folder: Path, recipe: TokenizerRecipe | WorldRecipe | JudgeRecipe) -> None:
-    """A folder is one run: note its settings, or refuse to go on with other ones."""
     given = asdict(recipe)
-    now = json.loads(json.dumps(given.pop("run") | given))
-    path = folder / "settings.json"
-    if path.exists() and (folder / "checkpoint.pt").exists():
-        before = json.loads(path.read_text())
-        changed = [f"{key} {before.get(key)}, now {now[key]}" for key in now if before.get(key) != now[key]]
-        if changed:
-            raise ValueError(f"{folder} was begun with {'; '.join(changed)}. Remove it or choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    with atomic(path) as temporary:
-        temporary.write_text(json.dumps(now) + "\n")
+    claim(folder, given.pop("run") | given)
 
 
 def tokens(recipe: Recipe, folder: Path, recording: Path, device: torch.device | str) -> TokenData:
