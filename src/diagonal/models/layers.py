@@ -44,9 +44,9 @@ class SwiGLU(nn.Module):
         return add_linear(residual_BSM, self.down, ops(x_BSM).silu_mul(self.gate_up(x_BSM)))
 
 
-class Int8Linear(nn.Module):
-    """x W^T + bias, where row n of W is scale[n] times the int8 numbers of its row n. For inference: it has no gradient
-    of its own. The scales stay float32 whatever the rest of a model is cast to."""
+class ScaledRows(nn.Module):
+    """A linear layer for inference whose row n of weights is scale[n] times the few-bit numbers of its row n. Casts of
+    a model leave numbers and scales as they are; moves go through."""
 
     scale: Tensor
 
@@ -55,6 +55,24 @@ class Int8Linear(nn.Module):
         self.weight = nn.Parameter(weight_NK, requires_grad=False)
         self.register_buffer("scale", scale_N)
         self.bias = None if bias_N is None else nn.Parameter(bias_N, requires_grad=False)
+
+    def extra_repr(self) -> str:
+        rows, width = self.weight.shape
+        return f"in_features={width}, out_features={rows}, bias={self.bias is not None}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """What every move or cast of a module goes through."""
+        weight, scale = self.weight.data, self.scale
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.weight.dtype != weight.dtype:
+            self.weight.data = weight.to(self.weight.device)
+        if self.scale.dtype != scale.dtype:
+            self.scale = scale.to(self.scale.device)
+        return self
+
+
+class Int8Linear(ScaledRows):
+    """x W^T + bias with weights of int8: half the bytes."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops(x).int8_linear(x, self.weight, self.scale, self.bias, None)
@@ -63,41 +81,13 @@ class Int8Linear(nn.Module):
         """residual + forward(x)."""
         return ops(x).int8_linear(x, self.weight, self.scale, self.bias, residual)
 
-    def extra_repr(self) -> str:
-        rows, width = self.weight.shape
-        return f"in_features={width}, out_features={rows}, bias={self.bias is not None}"
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What every move or cast of a module goes through."""
-        scale = self.scale
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.scale.dtype != scale.dtype:
-            self.scale = scale.to(self.scale.device)
-        return self
-
-
-class Fp8Linear(nn.Module):
-    """x W^T + bias with both in fp8 (e4m3): row n of W is scale[n] times its numbers, and every row of x is divided by
-    a scale of its own on the way. For inference, and for many rows: it saves arithmetic, not only bytes."""
-
-    scale: Tensor
-
-    def __init__(self, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight_NK, requires_grad=False)
-        self.register_buffer("scale", scale_N)
-        self.bias = None if bias_N is None else nn.Parameter(bias_N, requires_grad=False)
+class Fp8Linear(ScaledRows):
+    """x W^T + bias with both in fp8 (e4m3): every row of x is divided by a scale of its own on the way. For many rows:
+    it saves arithmetic, not only bytes."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops(x).fp8_linear(x, self.weight, self.scale, self.bias)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves go through; casts leave the numbers and their scales as they are."""
-        weight, scale = self.weight.data, self.scale
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.weight.dtype != weight.dtype:
-            self.weight.data, self.scale = weight.to(self.weight.device), scale.to(self.scale.device)
-        return self
 
 
 def add_linear(residual: Tensor, linear: nn.Linear | Int8Linear, x: Tensor) -> Tensor:
