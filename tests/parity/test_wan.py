@@ -137,7 +137,7 @@ def _same_cache(cache: Any, data: dict[str, Tensor], frames: int) -> None:
     held = list(range(cache.origin, frames))
     if len(held) > window.frames:
         held = [*held[: window.sink], *held[window.sink - window.frames :]]
-    places = torch.cat([cache.slots(frame, 1) for frame in held])
+    places = torch.cat([cache.at(frame, 1).slots_S for frame in held])
     close(cache.v[1][:, places], data["kv_final_v1"][:, : len(places)])
     if not window.relative:  # there the recording keeps keys that are not rotated
         close(cache.k[1][:, places], data["kv_final_k1"][:, : len(places)])

@@ -156,7 +156,7 @@ class _Run:
                 f"latents of {self.settings.size} have {rows * cols} tokens; the cache is for {self.cache.frame_tokens}"
             )
         self.cache.restart(0)
-        self.cache.slots(1, self.settings.chunk_frames)  # refuses now what would not fit once the window rolls
+        self.cache.places(1, self.settings.chunk_frames)  # refuses now what would not fit once the window rolls
 
     def _grid(self) -> tuple[int, int]:
         side, (height, width) = self.model.config.patch, self.settings.size

@@ -68,31 +68,25 @@ class WindowCache:
         self.origin = origin
         self._sink_k: Tensor | None = None  # as first written; only where the sink has moved
 
-    def slots(self, start: int, frames: int) -> Tensor:
-        """The places of the tokens of frames [start, start + frames) in the buffer."""
+    def places(self, start: int, frames: int) -> list[int]:
+        """The places of frames [start, start + frames) in the buffer."""
         ring = self.window.frames - self.window.sink
         if not 1 <= frames <= self.window.frames - (self.window.sink if start > self.origin else 0):
             raise ValueError(
                 f"{frames} latent frames fed at once; a window of {self.window.frames} with a sink of "
                 f"{self.window.sink} holds 1 to {ring}. Enlarge the window, or take smaller chunks"
             )
-        # Computed on the device: nothing is copied there, so nobody waits for it.
-        place = torch.arange(start - self.origin, start - self.origin + frames, device=self.k.device)
-        place = torch.where(place < self.window.sink, place, self.window.sink + (place - self.window.sink) % ring)
-        return (place[:, None] * self.frame_tokens + torch.arange(self.frame_tokens, device=self.k.device)).flatten()
+        sink, first = self.window.sink, start - self.origin
+        return [frame if frame < sink else sink + (frame - sink) % ring for frame in range(first, first + frames)]
 
     def at(self, start: int, frames: int) -> WindowStep:
         """The cache as frames [start, start + frames) see it: they follow those fed so far, or repeat the last."""
         seen = min(start + frames - self.origin, self.window.frames)
-        places = [self._place(frame) for frame in range(start - self.origin, start - self.origin + frames)]
+        places, tokens = self.places(start, frames), self.frame_tokens
+        # Made on the device: nothing is copied there, so nobody waits for it.
+        slots = [torch.arange(place * tokens, (place + 1) * tokens, device=self.k.device) for place in places]
         together = places == list(range(places[0], places[0] + frames))
-        first = places[0] * self.frame_tokens if together else None
-        return WindowStep(self, self.slots(start, frames), seen * self.frame_tokens, first)
-
-    def _place(self, frame: int) -> int:
-        """The place of a frame, counted from the origin."""
-        sink = self.window.sink
-        return frame if frame < sink else sink + (frame - sink) % (self.window.frames - sink)
+        return WindowStep(self, torch.cat(slots), seen * tokens, places[0] * tokens if together else None)
 
     def sink_shift(self, start: int, frames: int) -> int:
         """By how many frames the sink moves from its first place, to be adjacent to the window of these frames."""
