@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from diagonal.engine.attention import Dense, Full
 from diagonal.engine.protocols import DiffusionVariant
 from diagonal.names import families, find, listing
+from diagonal.pipeline import load
 from diagonal.text import ENCODERS
 from tests.tiny import TINY, TOKENS, build, tiny_config
 
@@ -103,3 +105,17 @@ def test_a_diffusion_model_gives_each_sample_and_frame_its_own_level(name: str) 
     for sample, level in enumerate((500.0, 20.0)):
         mixed = model(x, torch.tensor([[500.0], [20.0]]), text, rope, Full())[sample]
         torch.testing.assert_close(mixed, model(x, level, text, rope, Full())[sample])
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_decoder_of_a_tokenizer_can_be_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found, and it is what makes pixels: a compiler is not called here."""
+    world, compiled = load(name, "random"), []
+    monkeypatch.setattr(nn.Module, "compile", lambda module, dynamic: compiled.append((module, dynamic)))
+    world.compile_tokenizer()
+    ((decoder, dynamic),) = compiled
+    calls: list[object] = []
+    decoder.register_forward_hook(lambda *_: calls.append(1))
+    config = world.variant.config
+    world.tokenizer.decode(torch.zeros(1, 1, config.rows, config.cols, dtype=torch.long), {})
+    assert len(calls) == 1 and not dynamic

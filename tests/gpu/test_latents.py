@@ -85,8 +85,6 @@ def test_what_the_kernel_would_write_wrongly_is_refused() -> None:
     heads, place = LatentHeads(qkv, 2, norm, norm, 1e-6, (angles, angles)), torch.zeros(1, 3, 2, 8, device=DEVICE)
     with pytest.raises(ValueError, match="an output of shape"):
         latents.turn(heads, place[:, :2], place)
-    with pytest.raises(ValueError, match="outputs for keys and values"):
-        latents.turn(heads)
     short = LatentHeads(qkv, 2, norm, norm, 1e-6, (angles[:2], angles[:2]))
     with pytest.raises(ValueError, match="a rotation of shape"):
         latents.turn(short, place, place)

@@ -90,7 +90,8 @@ def fp8_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     x_MK = x_MK.contiguous()
     rows, width = x_MK.shape
     out, scale = torch.empty_like(x_MK, dtype=torch.float8_e4m3fn), x_MK.new_empty(rows, 1, dtype=torch.float32)
-    _fp8_rows[(rows,)](x_MK, out, scale, width, triton.next_power_of_2(width), num_warps=_warps(width))
+    limits = (plain.FP8_MOST, plain.TINY)
+    _fp8_rows[(rows,)](x_MK, out, scale, width, *limits, triton.next_power_of_2(width), num_warps=_warps(width))
     return out, scale
 
 
@@ -155,14 +156,14 @@ def _check(qkv: Tensor, heads: Heads, caches: tuple[Tensor, Tensor], slots_S: Te
 
 
 @triton.jit
-def _fp8_rows(x, out, scale, width, BLOCK: tl.constexpr):
+def _fp8_rows(x, out, scale, width, MOST: tl.constexpr, TINY: tl.constexpr, BLOCK: tl.constexpr):
     """One row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
     value = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
-    most = tl.maximum(tl.max(tl.abs(value), 0), 1e-12) / 448.0
-    value = tl.minimum(tl.maximum(value / most, -448.0), 448.0)
+    most = tl.maximum(tl.max(tl.abs(value), 0), TINY) / MOST
+    value = tl.minimum(tl.maximum(value / most, -MOST), MOST)
     tl.store(out + row * width + column, value.to(out.dtype.element_ty), mask=inside)
     tl.store(scale + row, most)
 

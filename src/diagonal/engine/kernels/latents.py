@@ -55,14 +55,12 @@ def _steps(part: Tensor | None) -> tuple[int, int]:
     return part.stride(0) if part.shape[0] > 1 else 0, part.stride(1) if part.shape[1] > 1 else 0
 
 
-def turn(heads: LatentHeads, k_out_BSHD: Tensor | None = None, v_out_BSHD: Tensor | None = None) -> Tensor:
+def turn(heads: LatentHeads, k_out_BSHD: Tensor, v_out_BSHD: Tensor) -> Tensor:
     """Queries (B, S, H, D), normed and rotated; keys, also those, and values are written to the outputs."""
     qkv = heads.qkv_BSC.contiguous()
     batch, inputs, channels = qkv.shape
     width = channels // 3
     q = qkv.new_empty(batch, inputs, heads.heads, width // heads.heads)
-    if k_out_BSHD is None or v_out_BSHD is None:
-        raise ValueError("outputs for keys and values are needed: the kernel writes them where they stay")
     for part in (k_out_BSHD, v_out_BSHD):
         if part.shape != q.shape or not part[0].is_contiguous():
             raise ValueError(f"an output of shape {tuple(part.shape)} given; {tuple(q.shape)}, contiguous, is needed")
