@@ -137,14 +137,15 @@ def cut(windows: Sequence[tuple[Span, Plan]], steps: int | None) -> list[tuple[S
     left, result = steps + 1, []
     for span, plan in windows:
         if left > 0:
-            result.append((span, _shortened(plan, left)))
+            # A plan that is left whole stays the same object: what is captured for it is used again.
+            result.append((span, plan if left >= len(plan.steps) else _shortened(plan, left)))
         left -= len(plan.steps)
     return result
 
 
 @lru_cache(maxsize=8)
 def _shortened(plan: Plan, steps: int) -> Plan:
-    """The same plan for every run: what is captured for it is used again."""
+    """The same object for every run."""
     return replace(plan, steps=plan.steps[:steps])
 
 

@@ -145,7 +145,7 @@ def _crossing(row, low, high, left, top, scale, limit, BLOCK: tl.constexpr):
     all together weigh no more than the limit, it is the key after the first `left`.
     """
     right = _key(top)
-    while right > left + 1:
+    while right - 1 > left:  # a floor that is no number has the greatest key there is: no 1 may be added to it
         middle = (left >> 1) + (right >> 1) + (left & right & 1)  # the sum of two keys may be no int32
         mass, over, under = _split(row, low, high, _number(middle), top, scale, BLOCK)
         if mass <= limit:
