@@ -32,7 +32,7 @@ ALLOWED = {
     "models": {"engine.protocols", "engine.heads", "engine.kernels", "engine.cache", "models.layers", "models.mcar"},
     "tokenizers": {"engine.protocols", "engine.cache", "engine.kernels", "tokenizers.radix", "tokenizers.streaming"},
     "video": {"files"},
-    "worlds": {"video", "files", "worlds.script"},
+    "worlds": {"video", "files", "worlds.script", "worlds.captions", "worlds.player"},
     "pickles": set(),
     "weights": {"files", "engine.protocols", "pickles"},
     "lora": {"weights"},
