@@ -28,8 +28,16 @@ ALLOWED = {
     "plan": {"grid", "schedules"},
     "presets": {"schedules"},
     "engine": {"grid", "plan", "engine", "schedules"},
-    # models.doom is another config of models.mcar, with no modules of its own.
-    "models": {"engine.protocols", "engine.heads", "engine.kernels", "engine.cache", "models.layers", "models.mcar"},
+    # models.doom and models.doom_t2v are other configs of models.mcar and models.wan, with no modules of their own.
+    "models": {
+        "engine.protocols",
+        "engine.heads",
+        "engine.kernels",
+        "engine.cache",
+        "models.layers",
+        "models.mcar",
+        "models.wan",
+    },
     "tokenizers": {"engine.protocols", "engine.cache", "engine.kernels", "tokenizers.radix", "tokenizers.streaming"},
     "video": {"files"},
     "worlds": {"video", "files", "worlds.script", "worlds.captions", "worlds.player"},
@@ -39,7 +47,8 @@ ALLOWED = {
     "quantize": {"models.layers", "weights"},
     "umt5": {"weights"},
     "draw": {"files", "grid", "plan", "video"},
-    "text": {"files", "umt5"},
+    "words": {"worlds.captions"},
+    "text": {"files", "umt5", "words"},
     "stream": {"engine", "plan", "video"},
     "memory": {"engine.protocols", "engine.kernels", "names", "plan"},
     "devices": set(),
