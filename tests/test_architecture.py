@@ -118,6 +118,7 @@ ALLOWED = {
         "presets",
         "recipes",
         "schedules",
+        "text",
         "training",
         "video",
         "weights",

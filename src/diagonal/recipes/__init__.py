@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
-from typing import cast
+from typing import TypeVar, cast
 
 from diagonal.training.run import RunConfig
 
@@ -73,17 +74,120 @@ class Recipe:
         return self.seed + 1_000_003
 
 
-def names() -> list[str]:
-    """Recipes that `find` knows."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What a stage must reach before the next one begins: a number of the last line of its curve, and its bounds."""
+
+    number: str
+    least: float | None = None
+    most: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CodecRecipe:
+    """How a codec of latents is trained, on short clips. `variant` is its name in `tokenizers`."""
+
+    variant: str
+    run: RunConfig
+    batch: int
+    clip: int  # frames
+    frames: int  # of each scenario, at most
+    gate: Gate
+    lr: float = 5e-4
+    kl_scale: float = 1e-4
+    lpips_scale: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherRecipe:
+    """How the bidirectional teacher is trained."""
+
+    run: RunConfig
+    batch: int
+    gate: Gate
+    lr: float = 1e-3
+    shift: float = 5.0
+    dropout: float = 0.1  # of prompts
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRecipe:
+    """What the teacher makes for its students."""
+
+    count: int
+    held_out: int
+    batch: int
+    steps: int = 48
+    shift: float = 5.0
+    guidance_scale: float = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class StudentRecipe:
+    """How a student is trained: its ODE start, or its distillation after that."""
+
+    run: RunConfig
+    batch: int
+    gate: Gate
+    lr: float
+    critic_lr: float = 0.0  # of a distillation
+
+
+@dataclass(frozen=True, slots=True)
+class VideoRecipe:
+    """Everything that makes a text-to-video world: captioned clips, codec, teacher, trajectories, students."""
+
+    model: str  # a name in `models`
+    scenarios: tuple[str, ...]
+    frames: int  # recorded of each scenario for training
+    held_out_frames: int
+    episode_frames: int
+    clip: int  # frames of the videos that are learnt
+    hop: int  # frames from one clip of an episode to the next
+    ways: int  # captions of each clip
+    seed: int
+    codec: CodecRecipe
+    teacher: TeacherRecipe
+    trajectories: TrajectoryRecipe
+    ode: StudentRecipe
+    distill: StudentRecipe
+    methods: tuple[str, ...]  # of training.methods; the first one's student is the world, the others are baselines
+
+    @property
+    def held_out_seed(self) -> int:
+        """Held-out episodes are recorded with a seed of their own."""
+        return self.seed + 1_000_003
+
+
+Kind = TypeVar("Kind", Recipe, VideoRecipe)
+
+
+def names(kind: type[Recipe] | type[VideoRecipe] = Recipe) -> list[str]:
+    """Recipes of that kind: for worlds of tokens, or for text-to-video."""
+    modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return [name for name in modules if _maker(name).__annotations__["return"] == kind.__name__]
 
 
 def find(name: str) -> Recipe:
     """The recipe of that name; `mcar:700m` hands the part after the colon to the module."""
+    return _find(name, Recipe)
+
+
+def find_video(name: str) -> VideoRecipe:
+    """The text-to-video recipe of that name, or of a name and a size, such as `doom_t2v:smoke`."""
+    return _find(name, VideoRecipe)
+
+
+def _find(name: str, kind: type[Kind]) -> Kind:
     module, _, size = name.partition(":")
-    if module not in names():
-        raise ValueError(f"unknown recipe {name!r}; known: {', '.join(names())}")
-    make = vars(importlib.import_module(f"{__name__}.{module}"))["recipe"]
+    module = module.replace("-", "_")
+    if module not in names(kind):
+        raise ValueError(f"unknown recipe {name!r}; known: {', '.join(names(kind))}")
+    make = _maker(module)
     if size and not signature(make).parameters:
         raise ValueError(f"recipe {module!r} has no sizes, so no {size!r}")
-    return cast(Recipe, make(size) if size else make())
+    return cast(Kind, make(size) if size else make())
+
+
+def _maker(module: str) -> Callable[..., object]:
+    return cast(Callable[..., object], vars(importlib.import_module(f"{__name__}.{module}"))["recipe"])

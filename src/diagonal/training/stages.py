@@ -64,7 +64,7 @@ def train_tokenizer(
         perceptual,
         recipe.lpips_scale,
     )
-    _claim(folder, recipe)
+    claim(folder, recipe)
     yield from fit(task, recipe.run, folder)
     weights.save({"tokenizer": module}, folder / MODEL, {"tokenizer": recipe.variant})
 
@@ -103,7 +103,7 @@ def train_world(
         corruption=recipe.corruption,
         held_out_sequences=recipe.held_out_sequences,
     )
-    _claim(folder, recipe)
+    claim(folder, recipe)
     yield from fit(task, recipe.run, folder)
     weights.save({"transformer": module}, folder / MODEL, {"model": model})
 
@@ -112,14 +112,15 @@ def train_judge(recipe: JudgeRecipe, data: Part, held_out: Part, folder: Path) -
     """Train the inverse-dynamics network."""
     module = build(JudgeConfig(len(vizdoom.ACTIONS)), recipe.run.seed, data.frames_NHWC.device)
     task = JudgeTask(module, data, held_out, recipe.batch, recipe.lr, recipe.run.seed)
-    _claim(folder, recipe)
+    claim(folder, recipe)
     yield from fit(task, recipe.run, folder)
     weights.save({"judge": module}, folder / MODEL, {"judge": "vizdoom"})
 
 
-def _claim(folder: Path, recipe: TokenizerRecipe | WorldRecipe | JudgeRecipe) -> None:
+def claim(folder: Path, recipe: Any) -> None:
     """A folder is one run: note its settings, or refuse to go on with other ones."""
     given = asdict(recipe)
+    given.pop("gate", None)  # judges a run, and changes nothing in it
     now = json.loads(json.dumps(given.pop("run") | given))
     path = folder / "settings.json"
     if path.exists() and (folder / "checkpoint.pt").exists():
