@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from diagonal.worlds import vizdoom
-from diagonal.worlds.player import SHARES, Policy
+from diagonal.worlds.player import PATIENT, SHARES, Policy
 from diagonal.worlds.vizdoom import ACTIONS, NOOP, Shard, halve, parse, play, read, record, shards, tokens
 
 plays = pytest.mark.skipif(find_spec("vizdoom") is None, reason="ViZDoom is not installed")
@@ -59,8 +59,9 @@ def test_an_action_is_one_id_after_the_first():
 
 
 def test_every_action_has_its_buttons_and_its_share_of_play():
-    assert list(vizdoom.BUTTONS) == list(SHARES) == list(ACTIONS)
-    assert sum(share for share, _ in SHARES.values()) == pytest.approx(1)
+    assert list(vizdoom.BUTTONS) == list(SHARES) == list(PATIENT) == list(ACTIONS)
+    for shares in (SHARES, PATIENT):
+        assert sum(share for share, _ in shares.values()) == pytest.approx(1)
     assert len(set(vizdoom.BUTTONS.values())) == len(ACTIONS)
 
 

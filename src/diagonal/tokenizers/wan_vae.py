@@ -31,6 +31,7 @@ from diagonal.tokenizers.streaming import (
     channels_to_frames,
     check_clip,
     check_latents,
+    convolve,
     numbered,
     over_time,
     per_frame,
@@ -122,7 +123,7 @@ class Conv(nn.Conv3d):
         if past.empty:
             x_BTHWC = zeros_before(x_BTHWC, earlier)
         joined = past.join(x_BTHWC, earlier, dim=1)
-        return over_time(lambda clip: self._conv_forward(clip, self.weight, bias), joined)
+        return over_time(lambda clip: convolve(self, clip, bias), joined)
 
 
 class Residual(nn.Module):

@@ -23,6 +23,7 @@ from diagonal.video import VideoArray
 
 EVALUATED = 8  # batches
 SHOWN = 8  # frames of a sheet
+QUIET = 6.0  # by which the log variances begin smaller
 
 
 @dataclass
@@ -43,6 +44,8 @@ class CodecTask:
 
     def __post_init__(self) -> None:
         self.module.train().requires_grad_(True)
+        with torch.no_grad():  # draws begin close to their means: else noise drowns what the encoder has to say
+            self.module.conv1.bias[self.module.config.latent :] -= QUIET
         betas = (0.9, 0.95)
         self.optimizers = [torch.optim.AdamW(self.module.parameters(), lr=self.lr, betas=betas, weight_decay=0.01)]
         self._starts, self._held_starts = (

@@ -37,7 +37,7 @@ import numpy.typing as npt
 from diagonal.files import atomic
 from diagonal.video import VideoArray
 from diagonal.worlds.captions import NAMES, THINGS, caption, describe
-from diagonal.worlds.player import Policy
+from diagonal.worlds.player import PATIENT, SHARES, Policy
 from diagonal.worlds.script import parse as parse_script
 
 ACTIONS = ("noop", "forward", "back", "left", "right", "forward+left", "forward+right", "attack")
@@ -52,7 +52,6 @@ SCENARIOS = (
     *("my_way_home", "deadly_corridor", "defend_the_center", "health_gathering_supreme", "basic"),
     *("defend_the_line", "health_gathering", "predict_position", "rocket_basic"),
 )
-PATIENCE = 4  # of a player whose clips get captions
 
 # forward, back, turn in degrees per tic (left is negative), attack
 BUTTONS = {
@@ -142,7 +141,7 @@ def watch(scenario: str, seed: int, episode_frames: int = EPISODE, captions: boo
             game.new_episode()
             if captions:
                 game.send_game_command("god")
-            policy, moved = Policy(rng, patience=PATIENCE if captions else 1), 100.0
+            policy, moved = Policy(rng, shares=PATIENT if captions else SHARES), 100.0
             state = game.get_state()
             while state is not None:
                 here, frame = np.asarray(state.game_variables), halve(state.screen_buffer)
