@@ -26,7 +26,7 @@ def shard(folder: Path, **changes: Any) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     seen = np.zeros((20, len(THINGS)), np.float32)
     seen[:12, THINGS.index("imp")] = 0.1
-    content = {
+    content: dict[str, Any] = {
         "frames": np.random.default_rng(0).integers(256, size=(20, 16, 32, 3), dtype=np.uint8),
         "actions": np.array([1] * 12 + [3] * 8, np.uint8),
         "episodes": np.array([0] * 12 + [1] * 8, np.int32),

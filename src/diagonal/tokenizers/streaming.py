@@ -82,7 +82,8 @@ def convolve(conv: nn.Conv3d, x_BCTHW: Tensor, bias: Tensor | None) -> Tensor:
     if x_BCTHW.is_cpu and x_BCTHW.dtype == torch.float32 and torch.backends.mkldnn.is_available():
         sizes = (conv.padding, conv.stride, conv.dilation, conv.groups)
         return torch.mkldnn_convolution(x_BCTHW, conv.weight, bias, *sizes)  # type: ignore[arg-type]
-    return conv._conv_forward(x_BCTHW, conv.weight, bias)
+    found: Tensor = conv._conv_forward(x_BCTHW, conv.weight, bias)
+    return found
 
 
 def zeros_before(x_BTHWC: Tensor, count: int) -> Tensor:

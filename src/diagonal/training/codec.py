@@ -92,11 +92,12 @@ class CodecTask:
         return torch.cat(rows, dim=-2).permute(1, 2, 0).cpu().numpy()
 
     @torch.no_grad()
-    def settle(self) -> None:
-        """Absorb the mean and deviation of the latents of training clips."""
-        found = []
+    def settle(self, frames: int) -> None:
+        """Absorb the mean and deviation of the latents of training clips as long as those that will be encoded: the
+        first latent of a clip is of another kind than the rest."""
+        found, begin = [], starts(self.data.episodes_N, frames).cpu()
         for step in range(EVALUATED):
-            clips = self._draw(self.data, self._starts, self.seed + HELD_OUT, step)
+            clips = self._draw(self.data, begin, self.seed + HELD_OUT, step, frames)
             found.append(self.module.moments(_unit(clips))[0].double().transpose(0, 2).flatten(1))
         every = torch.cat(found, dim=1)
         mean, std = every.mean(1), every.std(1)
@@ -104,10 +105,10 @@ class CodecTask:
             raise ValueError(f"a channel of the latents never changes (deviations {std.tolist()}); train longer")
         self.module.absorb(mean.float(), std.float())
 
-    def _draw(self, part: Part, begin: Tensor, seed: int, step: int) -> Tensor:
+    def _draw(self, part: Part, begin: Tensor, seed: int, step: int, frames: int | None = None) -> Tensor:
         """Clips (B, T, C, H, W) in bytes."""
         chosen = torch.from_numpy(np.random.default_rng([seed, step]).integers(len(begin), size=self.batch))
-        index = begin[chosen][:, None] + torch.arange(self.frames)
+        index = begin[chosen][:, None] + torch.arange(frames or self.frames)
         return part.frames_NHWC[index.to(self._device)].permute(0, 1, 4, 2, 3)
 
 

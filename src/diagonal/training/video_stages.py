@@ -171,7 +171,7 @@ def train_codec(work: Work, lpips_file: str | Path | None = None) -> Iterator[Li
         how.lpips_scale,
     )
     yield from fit(task, how.run, folder)
-    task.settle()
+    task.settle(work.recipe.clip)
     work.finish("codec", {"tokenizer": module}, how.gate)
 
 
