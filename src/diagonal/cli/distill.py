@@ -16,7 +16,6 @@ import typer
 from rich.table import Table
 
 from diagonal.cli import Device, Json, app, err, out, print_json, refuse
-from diagonal.cli.generate_video import FRAMES
 from diagonal.cli.train import Line, Stage, Tensorboard, follow
 
 if TYPE_CHECKING:
@@ -72,15 +71,17 @@ def distill(
     critic_alone: Annotated[
         int | None, typer.Option(min=0, help="Steps of the critic before the first others.", rich_help_panel=METHOD)
     ] = None,
-    num_frames: Annotated[int, typer.Option(min=1, help="That are scored.", rich_help_panel=METHOD)] = FRAMES,
+    num_frames: Annotated[
+        int | None, typer.Option(min=1, help="That are scored. Default: the model's.", rich_help_panel=METHOD)
+    ] = None,
     max_frames: Annotated[
         int | None, typer.Option(min=1, help="Of a rollout, of which the end is scored.", rich_help_panel=METHOD)
     ] = None,
     switch: Annotated[
         float | None, typer.Option(help="How often the prompt changes in long rollouts.", rich_help_panel=METHOD)
     ] = None,
-    height: Annotated[int, typer.Option(rich_help_panel=METHOD)] = 480,
-    width: Annotated[int, typer.Option(rich_help_panel=METHOD)] = 832,
+    height: Annotated[int | None, typer.Option(min=1, help="Default: the model's.", rich_help_panel=METHOD)] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="Likewise.", rich_help_panel=METHOD)] = None,
     recompute: Annotated[
         bool, typer.Option(help="Compute activations again instead of keeping them.", rich_help_panel=METHOD)
     ] = True,
@@ -112,10 +113,10 @@ def distill(
         _recipe(recipe, _needed(options, "out_path"), device, tensorboard, as_json)
     elif plan:
         refuse(context_, ("resume", "out_path", "prompts", "teacher", "init"), "--plan")
-        _plan(options, as_json)
+        _plan(_sized(options), as_json)
     else:
         refuse(context_, ("tflops",), "a run: it is for --plan")
-        _run(options)
+        _run(_sized(options))
 
 
 def _needed(options: Mapping[str, Any], name: str) -> Any:
@@ -123,6 +124,15 @@ def _needed(options: Mapping[str, Any], name: str) -> Any:
         written = {"out_path": "out"}.get(name, name).replace("_", "-")
         raise ValueError(f"--{written} is needed; `diagonal distill --help` says what it is")
     return options[name]
+
+
+def _sized(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with sizes where none were given: those that the model was trained on."""
+    from diagonal.training.job import diffusion_variant
+
+    variant = diffusion_variant(options["model"])
+    usual = {"num_frames": variant.frames, "height": variant.size[0], "width": variant.size[1]}
+    return {**options, **{name: options[name] or value for name, value in usual.items()}}
 
 
 def _method(options: Mapping[str, Any]) -> Distillation:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +36,7 @@ from diagonal.training.diffusion import (
     seed_of,
     shifted,
 )
-from diagonal.training.latents import Clips, Trajectories
+from diagonal.training.latents import Source, Trajectories
 from diagonal.video import VideoArray
 
 EVALUATED = 4  # batches
@@ -46,8 +47,8 @@ class TeacherTask:
     """Flow matching on clips, of which a share loses its prompt. Shares of noise are even before the shift."""
 
     module: Any
-    data: Clips
-    held_out: Clips
+    data: Source  # with videos
+    held_out: Source
     negative_1LC: Tensor  # what stands for no prompt
     batch: int
     seed: int
@@ -62,27 +63,40 @@ class TeacherTask:
         self.optimizers = [adam(self.module, self.lr, (0.9, 0.95), 0.01)]
 
     def loss(self, step: int) -> tuple[Tensor, Terms]:
-        return self.split.mean(self.batch, lambda samples: (self._loss(self.data, self.seed, step, samples), {}))
+        return self.split.mean(self.batch, lambda samples: (self._loss(step, samples), {}))
 
-    def _loss(self, data: Clips, seed: int, step: int, samples: Sequence[int]) -> Tensor:
-        rngs = [draw(seed, step, sample) for sample in samples]
+    def _loss(self, step: int, samples: Sequence[int]) -> Tensor:
+        rngs = [draw(self.seed, step, sample) for sample in samples]
+        dropped = [rng.random() < self.dropout for rng in rngs]
+        return self._distance(self.data, rngs, dropped)
+
+    def _distance(self, data: Source, rngs: Sequence[np.random.Generator], dropped: Sequence[bool]) -> Tensor:
+        """The flow-matching loss of clips that chance chooses, some of them without their prompt."""
         batch = data.take([int(rng.integers(len(data))) for rng in rngs])
         clean, device = batch.video_BFCHW, batch.text_BLC.device
         assert clean is not None
-        dropped = torch.tensor([rng.random() < self.dropout for rng in rngs], device=device)[:, None, None]
+        without = torch.tensor(dropped, device=device)[:, None, None]
         share = torch.tensor([[shifted(rng.random(), self.shift)] for rng in rngs], device=device)
         noise = Gaussian([seed_of(rng) for rng in rngs], device)(0, 0, tuple(clean.shape))
         with autocast(device):
-            text = self.module.embed_text(torch.where(dropped, self.negative_1LC, batch.text_BLC))
+            text = self.module.embed_text(torch.where(without, self.negative_1LC, batch.text_BLC))
             found = velocity(self.module, noised(clean, share, noise), START * share, text, Full())
         return losses.flow_matching(found, noise, clean)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """The loss on held-out clips, at levels and with noise that are the same each time."""
-        every = range(self.batch)
-        found = [self._loss(self.held_out, self.seed + HELD_OUT, step, every) for step in range(EVALUATED)]
-        return {"val_loss": float(torch.stack(found).mean())}
+        """The loss on held-out clips with their prompts, at levels and with noise that are the same each time, and how
+        much of it the prompts save: 1 - loss / loss without them."""
+
+        def loss(dropped: bool) -> Tensor:
+            found = []
+            for step in range(EVALUATED):
+                rngs = [draw(self.seed + HELD_OUT, step, sample) for sample in range(self.batch)]
+                found.append(self._distance(self.held_out, rngs, [dropped] * self.batch))
+            return torch.stack(found).mean()
+
+        told, untold = float(loss(dropped=False)), float(loss(dropped=True))
+        return {"val_loss": told, "val_text_gain": 1 - told / untold}
 
     def sheet(self) -> VideoArray | None:
         """Samples need a decoder: `diagonal generate` shows them."""
