@@ -127,7 +127,7 @@ ALLOWED = {
         "weights",
         "worlds",
     },
-    "recipes": {"recipes", "training.run"},
+    "recipes": {"recipes", "training.run", "training.video_stages"},
 }
 WITHOUT_TORCH = ("grid", "schedules", "plan", "presets", "names", "files", "video", "draw", "worlds", "cli")
 

@@ -45,7 +45,7 @@ def codec() -> Any:
 def test_clips_stay_within_episodes_and_keep_their_facts(tmp_path: Path, codec: Any) -> None:
     shard(tmp_path / "data")
     target = tmp_path / "latents" / "hall.safetensors"
-    assert list(captioned.encode(tmp_path / "data", codec, CUTTING, target)) == [3]
+    assert list(captioned.encode(tmp_path / "data", codec, CUTTING, target)) == [20]  # frames
     clips = captioned.read(target.parent, ways=3, seed=0, device="cpu")
     walking, turning = Facts("defend_the_line", (1,), ("imp",)), Facts("defend_the_line", (3,), ())
     assert clips.facts == [walking, walking, turning] and len(clips) == 9  # clips at 0, 5 and 15

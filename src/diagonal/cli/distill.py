@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from diagonal.cli import Device, Json, app, err, out, print_json, refuse
+from diagonal.cli import Device, Json, Lpips, app, err, out, print_json, refuse
 from diagonal.cli.train import Line, Stage, Tensorboard, follow
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ def distill(
     init: Annotated[str | None, typer.Option(help="The student's first weights. Default: the teacher's.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="One prompt a line, or a .csv with the column `prompt`.")] = None,
     out_path: Annotated[Path | None, typer.Option("--out", help="Folder of the run, and of the student.")] = None,
-    recipe: Annotated[str | None, typer.Option(help="All stages of a recipe instead, in folders below --out.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="All stages of a recipe instead, in folders below --out: doom, doom:smoke.")
+    ] = None,
     max_prompts: Annotated[int | None, typer.Option(min=1, help="Of the file, chosen by the seed.")] = None,
     negative_prompt: Annotated[str, typer.Option(help="What the teacher is guided away from.")] = "",
     trajectories: Annotated[
@@ -53,7 +55,8 @@ def distill(
     method: Annotated[
         str,
         typer.Option(
-            help="diagonal-distillation (all of eq. 12), diagonal-distillation-prompts, self-forcing or causvid.",
+            help="diagonal-distillation (all of eq. 12), diagonal-distillation-prompts, self-forcing or causvid; with "
+            "changes: self-forcing:schedule=2,flow=1.",
             rich_help_panel=METHOD,
         ),
     ] = "diagonal-distillation-prompts",
@@ -102,6 +105,7 @@ def distill(
     tflops: Annotated[
         float | None, typer.Option(min=1.0, help="Of --plan: what a GPU does in a second. Default: 300.")
     ] = None,
+    lpips: Lpips = None,
     device: Device = "cpu",
     tensorboard: Tensorboard = False,
     as_json: Json = False,
@@ -110,12 +114,13 @@ def distill(
     options = context_.params
     if recipe is not None:
         refuse(context_, OWN, f"--recipe {recipe}")
-        _recipe(recipe, _needed(options, "out_path"), device, tensorboard, as_json)
+        _recipe(recipe, options)
     elif plan:
-        refuse(context_, ("resume", "out_path", "prompts", "teacher", "init"), "--plan")
+        refuse(context_, ("lpips", "resume", "out_path", "prompts", "teacher", "init"), "--plan")
         _plan(_sized(options), as_json)
     else:
         refuse(context_, ("tflops",), "a run: it is for --plan")
+        refuse(context_, ("lpips",), "a run without a recipe: it trains no pixels")
         _run(_sized(options))
 
 
@@ -140,18 +145,12 @@ def _method(options: Mapping[str, Any]) -> Distillation:
     from diagonal.training.job import in_latents
     from diagonal.training.methods import find
 
-    found = find(options["method"])
-    preset, weights = found.preset, found.weights
-    if options["schedule"] is not None:
-        preset = preset.with_schedule(options["schedule"])
-    if options["context"] is not None:
-        preset = preset.with_context(options["context"])
-    if options["flow_weight"] is not None:
-        weights = replace(weights, motion=options["flow_weight"])
+    named = {"schedule": "schedule", "context": "context", "flow": "flow_weight"}
+    found = find(options["method"], {key: options[one] for key, one in named.items() if options[one] is not None})
     own = ("guidance_scale", "critic_alone", "lr", "critic_lr", "switch")
     changes = {name: options[name] for name in own if options[name] is not None}
     switch = changes.pop("switch", found.switch)
-    found = replace(found, preset=preset, weights=weights, recompute=options["recompute"], **changes)
+    found = replace(found, recompute=options["recompute"], **changes)
     found = in_latents(options["model"], found, options["num_frames"], options["max_frames"])
     return replace(found, switch=switch)  # which asks for the longer rollouts
 
@@ -258,16 +257,18 @@ def _print_plan(shared: Line, found: Mapping[int, Line]) -> None:
     out.print(f"[dim]predicted at {shared['tflops']:.0f} TFLOP/s, without talk between GPUs; nothing was run[/]")
 
 
-def _recipe(name: str, folder: Path, device: str, tensorboard: bool, as_json: bool) -> None:
+def _recipe(name: str, options: Mapping[str, Any]) -> None:
     from diagonal.devices import check_device
     from diagonal.recipes import distillation
 
+    folder: Path = _needed(options, "out_path")
     staged, start = distillation(name), time.perf_counter()
     stages = [Stage(stage, steps, folder / stage) for stage, steps in staged.steps.items()]
-    follow(stages, staged.make(folder, check_device(device)), tensorboard)
+    lines = staged.make(folder, check_device(options["device"]), options["lpips"])
+    follow(stages, lines, options["tensorboard"])
     trained = [stage.result() for stage in stages if (stage.folder / "curve.jsonl").is_file()]
     numbers = {"recipe": name, "seconds": time.perf_counter() - start, "out": str(folder), "stages": trained}
-    if as_json:
+    if options["as_json"]:
         print_json(numbers)
         return
     for one in trained:

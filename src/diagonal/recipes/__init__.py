@@ -156,7 +156,7 @@ class VideoRecipe:
     trajectories: TrajectoryRecipe
     ode: StudentRecipe
     distill: StudentRecipe
-    methods: tuple[str, ...]  # of training.methods; the first one's student is the world, the others are baselines
+    methods: tuple[str, ...]  # specs of training.methods; the first one's student is the world, the others are compared
 
     @property
     def held_out_seed(self) -> int:
@@ -169,11 +169,12 @@ class Staged:
     """Training in stages that ends with a distilled student: what a recipe's function `distill()` returns.
 
     `make` runs all stages into folders of their names below the one it is given, on a device, each going on where it
-    was stopped; it yields the stage's name with each line of its progress.
+    was stopped; it yields the stage's name with each line of its progress. LPIPS joins losses of pixels where the file
+    of its weights is given.
     """
 
     steps: Mapping[str, int]  # of each stage, in their order
-    make: Callable[[Path, Any], Iterator[tuple[str, dict[str, Any]]]]
+    make: Callable[[Path, Any, Path | None], Iterator[tuple[str, dict[str, Any]]]]
 
 
 def names(kind: str = "recipe") -> list[str]:

@@ -6,11 +6,11 @@ a minute; its result is not meant to be good, and its gates let nearly everythin
 
 from __future__ import annotations
 
-from diagonal.recipes import CodecRecipe, Gate, StudentRecipe, TeacherRecipe, TrajectoryRecipe, VideoRecipe
+from diagonal.recipes import CodecRecipe, Gate, Staged, StudentRecipe, TeacherRecipe, TrajectoryRecipe, VideoRecipe
 from diagonal.training.run import RunConfig
+from diagonal.training.video_stages import staged
 
 SIZES = ("full", "smoke")
-METHODS = ("diagonal-distillation", "self-forcing", "causvid")
 
 
 def video(size: str = "full") -> VideoRecipe:
@@ -18,6 +18,11 @@ def video(size: str = "full") -> VideoRecipe:
     if size not in SIZES:
         raise ValueError(f"doom_t2v has no size {size!r}; known: {', '.join(SIZES)}")
     return _full() if size == "full" else _smoke()
+
+
+def distill(size: str = "full") -> Staged:
+    """The whole chain, from recordings to students."""
+    return staged(video(size))
 
 
 def _full() -> VideoRecipe:
@@ -62,7 +67,7 @@ def _full() -> VideoRecipe:
             lr=2e-5,
             critic_lr=4e-5,
         ),
-        methods=METHODS,
+        methods=("diagonal-distillation", "self-forcing", "causvid"),
     )
 
 
@@ -89,5 +94,5 @@ def _smoke() -> VideoRecipe:
         trajectories=TrajectoryRecipe(count=4, held_out=2, batch=2, steps=4),
         ode=StudentRecipe(run(5, 4), batch=2, gate=Gate("val_loss", most=10.0), lr=2e-4),
         distill=StudentRecipe(run(6, 5), batch=2, gate=Gate("val_motion", least=0.0), lr=2e-5, critic_lr=4e-5),
-        methods=METHODS,
+        methods=("diagonal-distillation", "diagonal-distillation:schedule=4444444,context=clean,flow=0", "causvid"),
     )

@@ -46,7 +46,8 @@ class Cutting:
 
 
 def encode(recording: Path, codec: Any, cutting: Cutting, target: Path) -> Iterator[int]:
-    """Write the clips of one scenario's recording; yields how many are done. A file that is there is kept."""
+    """Write the clips of one scenario's recording; yields how many of its frames are done. A file that is there is
+    kept."""
     made = json.dumps(asdict(cutting))
     if target.exists():
         _check_made(target, made)
@@ -54,7 +55,7 @@ def encode(recording: Path, codec: Any, cutting: Cutting, target: Path) -> Itera
     target.parent.mkdir(parents=True, exist_ok=True)
     latents: list[Tensor] = []
     facts: list[Facts] = []
-    scenario = ""
+    scenario, done = "", 0
     for path in sorted(recording.glob("[!.]*.safetensors")):
         scenario, data = _read(path)
         begin = starts(torch.from_numpy(data["episodes"].astype(np.int64)), cutting.frames)
@@ -65,7 +66,8 @@ def encode(recording: Path, codec: Any, cutting: Cutting, target: Path) -> Itera
             names = ("actions", "moved", "seen")
             cuts = ([data[name][at : at + cutting.frames] for name in names] for at in part.tolist())
             facts += [describe(scenario, *cut) for cut in cuts]
-            yield len(facts)
+        done += len(data["frames"])
+        yield done
     if not latents:
         raise ValueError(f"{recording} holds no clip of {cutting.frames} frames within one episode; record longer ones")
     content = {

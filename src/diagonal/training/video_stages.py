@@ -1,7 +1,8 @@
 """The stages of a text-to-video recipe, each a folder that the next one reads:
 
-    data -> codec -> latents -> teacher -> trajectories -> ode-<method> -> distill-<method>
+    data -> codec -> latents -> teacher -> trajectories -> ode -> distill-<method>, for each method
 
+All methods have one start, `ode`, so that what they make of it can be compared.
 Every stage can be killed and started again, and is skipped where it is done. Those that train leave curve.jsonl,
 model.safetensors, samples.png and gate.json: the number that says whether to go on, and its bounds. A number outside of
 them stops the chain, with everything that was made kept.
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import os
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +26,17 @@ from diagonal import lpips, weights
 from diagonal.engine.protocols import DiffusionVariant
 from diagonal.files import atomic
 from diagonal.names import find
-from diagonal.recipes import Gate, VideoRecipe
+from diagonal.presets import Preset
+from diagonal.recipes import Gate, Staged, VideoRecipe
 from diagonal.text import ENCODERS
 from diagonal.training import captioned
 from diagonal.training.codec import CodecTask
 from diagonal.training.data import Part, frames, one_after_another
-from diagonal.training.diffusion import preset_shares
+from diagonal.training.diffusion import levels_met, preset_shares
 from diagonal.training.distill import DistillTask
 from diagonal.training.latents import Solving, Trajectories, record
-from diagonal.training.methods import DIFFUSION, METHODS, Distillation
+from diagonal.training.methods import DIFFUSION, Distillation
+from diagonal.training.methods import find as find_method
 from diagonal.training.run import claim, fit
 from diagonal.training.samples import student_videos, teacher_videos, write_sheet
 from diagonal.training.stages import MODEL, Line, build, settings
@@ -40,6 +45,7 @@ from diagonal.worlds import vizdoom
 
 PARTS = ("train", "held-out")
 SHOWN = 4  # videos of a sheet of samples
+CODEC, TEACHER, ODE = "codec", "teacher", "ode"  # stages that train, and their folders
 
 
 @dataclass(frozen=True)
@@ -67,17 +73,22 @@ class Work:
         encoder = ENCODERS[self.variant.text]
         return torch.zeros(1, encoder.length, encoder.width, device=self.device)
 
-    def method(self, name: str) -> Distillation:
+    def method(self, spec: str) -> Distillation:
         """A method at this world's sizes."""
         how, count = self.recipe.distill, self.shape[0]
         return replace(
-            METHODS[name],
+            find_method(spec),
             guidance_scale=self.recipe.trajectories.guidance_scale,
             scored=count,
             longest=count,
             lr=how.lr,
             critic_lr=how.critic_lr,
         )
+
+    @property
+    def presets(self) -> tuple[Preset, ...]:
+        """How the students of all methods are run."""
+        return tuple(self.method(spec).preset for spec in self.recipe.methods)
 
     def clips(self, part: str) -> captioned.Captioned:
         """The clips of a part with their captions."""
@@ -96,11 +107,11 @@ class Work:
 
     def load_codec(self) -> Any:
         """The trained codec."""
-        return self.load("codec", self.recipe.codec.variant)
+        return self.load(CODEC, self.recipe.codec.variant)
 
-    def done(self, stage: str, how: Any) -> bool:
+    def done(self, stage: str, how: Any, more: Mapping[str, Any] | None = None) -> bool:
         """Whether a stage was finished before; a folder of other settings, and a number out of bounds, are refused."""
-        claim(self.folder / stage, settings(how))
+        claim(self.folder / stage, settings(how) | dict(more or {}))
         if not (self.folder / stage / MODEL).is_file():
             return False
         check_gate(self.folder / stage, how.gate)
@@ -153,8 +164,8 @@ def _frames(work: Work, part: str) -> Part:
 
 def train_codec(work: Work, lpips_file: str | Path | None = None) -> Iterator[Line]:
     """Train the codec; LPIPS joins the loss where its weights are given."""
-    how, folder = work.recipe.codec, work.folder / "codec"
-    if work.done("codec", how):
+    how, folder = work.recipe.codec, work.folder / CODEC
+    if work.done(CODEC, how):
         return
     module = build(find("tokenizers", how.variant), how.run.seed, work.device)
     perceptual = None if lpips_file is None else lpips.load(lpips_file, work.device)
@@ -172,28 +183,25 @@ def train_codec(work: Work, lpips_file: str | Path | None = None) -> Iterator[Li
     )
     yield from fit(task, how.run, folder)
     task.settle(work.recipe.clip)
-    work.finish("codec", {"tokenizer": module}, how.gate)
+    work.finish(CODEC, {"tokenizer": module}, how.gate)
 
 
 def encode(work: Work) -> Iterator[tuple[str, Line]]:
     """All clips through the codec, with their facts."""
     codec, recipe = work.load_codec(), work.recipe
-    digest = hashlib.sha256((work.folder / "codec" / MODEL).read_bytes()).hexdigest()
+    digest = hashlib.sha256((work.folder / CODEC / MODEL).read_bytes()).hexdigest()
     cutting = captioned.Cutting(recipe.clip, recipe.hop, digest)
-    for part in PARTS:
-        done = 0
-        for scenario in recipe.scenarios:
+    for part, frames_each in zip(PARTS, (recipe.frames, recipe.held_out_frames), strict=True):
+        for number, scenario in enumerate(recipe.scenarios):
             target = work.folder / "latents" / part / f"{scenario}.safetensors"
-            count = 0
-            for count in captioned.encode(work.folder / "data" / part / scenario, codec, cutting, target):
-                yield f"encode {part}", {"step": done + count}
-            done += count
+            for done in captioned.encode(work.folder / "data" / part / scenario, codec, cutting, target):
+                yield f"encode {part}", {"step": number * frames_each + done}
 
 
 def train_teacher(work: Work) -> Iterator[Line]:
     """Flow matching on the clips, with prompts that are dropped now and then."""
-    how, folder = work.recipe.teacher, work.folder / "teacher"
-    if work.done("teacher", how):
+    how, folder = work.recipe.teacher, work.folder / TEACHER
+    if work.done(TEACHER, how):
         return
     module = build(work.variant.config, how.run.seed, work.device)
     held_out = work.clips("held-out")
@@ -213,17 +221,15 @@ def train_teacher(work: Work) -> Iterator[Line]:
     texts = held_out.prompts(SHOWN, how.run.seed).text_NLC
     made = teacher_videos(module, (texts, work.negative), solving(work))
     write_sheet(made, work.load_codec(), folder / "samples.png")
-    work.finish("teacher", {"transformer": module}, how.gate)
+    work.finish(TEACHER, {"transformer": module}, how.gate)
 
 
 def solving(work: Work) -> Solving:
     """How the teacher's videos are made: with states wherever any of the methods meets them."""
     how = work.recipe.trajectories
-    presets = [work.method(name).preset for name in work.recipe.methods]
-    shares = {share for preset in presets for share in preset_shares(preset, work.shape[0])}
     return Solving(
         work.shape,
-        tuple(sorted(shares, reverse=True)),
+        preset_shares(work.presets, work.shape[0]),
         how.steps,
         how.shift,
         how.guidance_scale,
@@ -237,7 +243,7 @@ def make_trajectories(work: Work) -> Iterator[tuple[str, Line]]:
     how = work.recipe.trajectories
     # Half the numbers, twice the speed, where a GPU has them.
     dtype = torch.bfloat16 if work.device.type == "cuda" else torch.float32
-    teacher = work.load("teacher", work.recipe.model).to(dtype)
+    teacher = work.load(TEACHER, work.recipe.model).to(dtype)
     for part, count in zip(PARTS, (how.count, how.held_out), strict=True):
         prompts = work.clips(part).prompts(count, work.recipe.seed)
         target = work.folder / "trajectories" / part
@@ -245,26 +251,38 @@ def make_trajectories(work: Work) -> Iterator[tuple[str, Line]]:
             yield f"trajectories {part}", {"step": done}
 
 
-def train_ode(work: Work, name: str) -> Iterator[Line]:
-    """A student's start: the teacher's weights, and jumps along its trajectories under the block-causal mask."""
-    how, stage, method = work.recipe.ode, f"ode-{name}", work.method(name)
-    if work.done(stage, how):
+def train_ode(work: Work) -> Iterator[Line]:
+    """The start of all students: the teacher's weights, and jumps along its trajectories under the block-causal mask,
+    from the levels of every method. The first one's preset says what a chunk sees."""
+    how, presets = work.recipe.ode, work.presets
+    chunk = presets[0].chunk_frames or work.shape[0]
+    met = {
+        "levels": [[level for level, _ in levels_met(presets, one)] for one in range(work.shape[0] // chunk)],
+        "sees": [chunk, presets[0].window_frames, presets[0].sink_frames],
+    }
+    if work.done(ODE, how, met):
         return
-    module = work.load("teacher", work.recipe.model)
+    module = work.load(TEACHER, work.recipe.model)
     data, held_out = (work.trajectories(part) for part in PARTS)
-    task = OdeTask(module, data, held_out, method.preset, how.batch, how.run.seed, lr=how.lr)
-    yield from fit(task, how.run, work.folder / stage)
-    _show(work, stage, module, method)
-    work.finish(stage, {"transformer": module}, how.gate)
+    task = OdeTask(module, data, held_out, presets, how.batch, how.run.seed, lr=how.lr)
+    yield from fit(task, how.run, work.folder / ODE)
+    _show(work, ODE, module, work.method(work.recipe.methods[0]))
+    work.finish(ODE, {"transformer": module}, how.gate)
 
 
-def train_student(work: Work, name: str) -> Iterator[Line]:
-    """Distillation by one of the methods, from the student's ODE start."""
-    how, stage, method = work.recipe.distill, f"distill-{name}", work.method(name)
+def distill_stage(spec: str) -> str:
+    """The stage, and its folder, of the students of a method: its spec, with signs that folders cannot have as
+    dashes."""
+    return "distill-" + re.sub(r"[^\w.-]", "-", spec)
+
+
+def train_student(work: Work, spec: str) -> Iterator[Line]:
+    """Distillation by one of the methods, from the start that all have."""
+    how, stage, method = work.recipe.distill, distill_stage(spec), work.method(spec)
     if work.done(stage, how):
         return
-    generator = work.load(f"ode-{name}", work.recipe.model)
-    critic, teacher = (work.load("teacher", work.recipe.model) for _ in range(2))
+    generator = work.load(ODE, work.recipe.model)
+    critic, teacher = (work.load(TEACHER, work.recipe.model) for _ in range(2))
     trajectories, held_out = (work.trajectories(part) for part in PARTS)
     source = work.clips("train") if method.forcing == DIFFUSION else trajectories
     size = (work.shape[2], work.shape[3])
@@ -292,22 +310,45 @@ def _show(work: Work, stage: str, student: Any, method: Distillation) -> None:
     write_sheet(made, work.load_codec(), work.folder / stage / "samples.png")
 
 
-def export(work: Work, name: str, folder: Path) -> Path:
+def export(work: Work, spec: str, folder: Path) -> Path:
     """A student and its codec as one checkpoint that `load` reads."""
     folder.mkdir(parents=True, exist_ok=True)
-    modules = {"transformer": work.load(f"distill-{name}", work.recipe.model), "tokenizer": work.load_codec()}
-    weights.save(modules, folder / MODEL, {"model": work.recipe.model, "method": name})
+    modules = {"transformer": work.load(distill_stage(spec), work.recipe.model), "tokenizer": work.load_codec()}
+    weights.save(modules, folder / MODEL, {"model": work.recipe.model, "method": spec})
     return folder
 
 
 def make(work: Work, lpips_file: str | Path | None = None, workers: int = 1) -> Iterator[tuple[str, Line]]:
     """All stages; yields the stage's name with each line of its curve."""
+    solving(work)  # methods that cannot be are known before the long work
     yield from recordings(work, workers)
-    yield from (("codec", line) for line in train_codec(work, lpips_file))
+    yield from ((CODEC, line) for line in train_codec(work, lpips_file))
     yield from encode(work)
-    yield from (("teacher", line) for line in train_teacher(work))
+    yield from ((TEACHER, line) for line in train_teacher(work))
     yield from make_trajectories(work)
-    for name in work.recipe.methods:
-        yield from ((f"ode-{name}", line) for line in train_ode(work, name))
-        yield from ((f"distill-{name}", line) for line in train_student(work, name))
+    yield from ((ODE, line) for line in train_ode(work))
+    for spec in work.recipe.methods:
+        yield from ((distill_stage(spec), line) for line in train_student(work, spec))
     export(work, work.recipe.methods[0], work.folder / "world")
+
+
+def staged(recipe: VideoRecipe) -> Staged:
+    """A recipe as the stages that `make` runs, each with its total; recording has all cores of the computer."""
+    count, how = len(recipe.scenarios), recipe.trajectories
+    steps = {
+        "record train": count * recipe.frames,
+        "record held-out": count * recipe.held_out_frames,
+        CODEC: recipe.codec.run.steps,
+        "encode train": count * recipe.frames,
+        "encode held-out": count * recipe.held_out_frames,
+        TEACHER: recipe.teacher.run.steps,
+        "trajectories train": how.count,
+        "trajectories held-out": how.held_out,
+        ODE: recipe.ode.run.steps,
+        **{distill_stage(spec): recipe.distill.run.steps for spec in recipe.methods},
+    }
+
+    def run(folder: Path, device: torch.device, lpips_file: Path | None) -> Iterator[tuple[str, Line]]:
+        return make(Work(recipe, folder, device), lpips_file, os.cpu_count() or 1)
+
+    return Staged(steps, run)

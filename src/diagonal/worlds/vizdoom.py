@@ -291,12 +291,14 @@ def shards(
 
 
 def record(planned: Sequence[Shard], workers: int = 1) -> Iterator[int]:
-    """Write the shards with several processes; yields the frames of each as it is done."""
+    """Write the shards with several processes, no more than there are new shards; yields the frames of each as it is
+    done."""
     check_folder(planned)
-    if not all(shard.path.exists() for shard in planned):
+    workers = min(workers, sum(not shard.path.exists() for shard in planned))
+    if workers:
         _vizdoom()  # refused before a folder is made
     Path(planned[0].folder).mkdir(parents=True, exist_ok=True)
-    if workers == 1:
+    if workers < 2:
         yield from (shard.record() for shard in planned)
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
