@@ -28,18 +28,27 @@ ALLOWED = {
     "plan": {"grid", "schedules"},
     "presets": {"schedules"},
     "engine": {"grid", "plan", "engine", "schedules"},
-    # models.doom is another config of models.mcar, with no modules of its own.
-    "models": {"engine.protocols", "engine.heads", "engine.kernels", "engine.cache", "models.layers", "models.mcar"},
+    # models.doom and models.doom_t2v are other configs of models.mcar and models.wan, with no modules of their own.
+    "models": {
+        "engine.protocols",
+        "engine.heads",
+        "engine.kernels",
+        "engine.cache",
+        "models.layers",
+        "models.mcar",
+        "models.wan",
+    },
     "tokenizers": {"engine.protocols", "engine.cache", "engine.kernels", "tokenizers.radix", "tokenizers.streaming"},
     "video": {"files"},
-    "worlds": {"video", "files", "worlds.script"},
+    "worlds": {"video", "files", "worlds.script", "worlds.captions", "worlds.player"},
     "pickles": set(),
     "weights": {"files", "engine.protocols", "pickles"},
     "lora": {"weights"},
     "quantize": {"engine.kernels", "models.layers", "weights"},
     "umt5": {"weights"},
     "draw": {"files", "grid", "plan", "video"},
-    "text": {"files", "umt5", "weights"},
+    "words": {"worlds.captions"},
+    "text": {"files", "umt5", "weights", "words"},
     "stream": {"engine", "plan", "video"},
     "memory": {"engine.protocols", "engine.kernels", "names", "plan"},
     "devices": set(),
@@ -118,7 +127,7 @@ ALLOWED = {
         "weights",
         "worlds",
     },
-    "recipes": {"recipes", "training.run"},
+    "recipes": {"recipes", "training.run", "training.video_stages"},
 }
 WITHOUT_TORCH = ("grid", "schedules", "plan", "presets", "names", "files", "video", "draw", "worlds", "cli")
 

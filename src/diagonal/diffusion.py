@@ -79,7 +79,7 @@ class VideoModel:
         """
         given = {"num_frames": num_frames, "preset": preset, "schedule": schedule, "seed": seed, "decoder": decoder}
         request = _request(prompt, given)
-        how, (height, width) = request.how(), (request.height, request.width)
+        how, (height, width) = request.how(), request.size(self.variant.size)
         codec, config = self._codec(request.decoder), find("tokenizers", self.variant.vae)
         size = latent_size(height, width, config.patch, self.variant.config.patch)
         known = self._given(request)
@@ -142,6 +142,8 @@ class VideoModel:
         if decoder == NONE:
             return None
         codec = self.vae if decoder == VAE else self.preview
+        if decoder != VAE and not self.variant.preview:
+            raise ValueError(f"{self.name} has no {decoder}: its VAE is small; take {VAE!r}")
         if codec is None:
             what = f"the file {VAE_FILE}, or a folder with it" if decoder == VAE else "TAEHV's file, taew2_1.pth"
             raise ValueError(f"{self.weights} came without {decoder!r}; name it in Weights({decoder}=...): {what}")
@@ -152,7 +154,7 @@ class VideoModel:
         clip = request.image[None] if request.image is not None else request.video
         if clip is None:
             return None
-        self._check_clip(clip, request.height, request.width)
+        self._check_clip(clip, *request.size(self.variant.size))
         vae, state = self._codec(VAE), dict[str, Tensor]()
         frames_BTCHW = torch.from_numpy(np.ascontiguousarray(clip)).to(self.device).permute(0, 3, 1, 2)[None]
         later = frames_BTCHW[:, 1:].split(PIECE * vae.stride, dim=1) if len(clip) > 1 else ()
@@ -308,6 +310,9 @@ def load(
     """A diffusion model by name; `pipeline.load` says what the arguments mean. `Weights` names its parts one by one."""
     variant, device = find("models", name), check_device(device)
     source = weights if isinstance(weights, Weights) else Weights(weights)
+    label = str(source.transformer)
+    if source.transformer is None and variant.embedded:
+        label, source = checkpoint.EMBEDDED, replace(source, transformer=checkpoint.ASSETS / variant.embedded)
     if source.transformer is None and not variant.random:
         raise ValueError(
             f"{name} needs weights: give a file, a folder or a hub id. Source: {variant.source}. "
@@ -324,7 +329,7 @@ def load(
     if device.type == "cuda":
         for codec in filter(None, (parts.vae, parts.preview)):
             _channels_last(codec)
-    return VideoModel(name, variant, checkpoint.RANDOM if source.random else str(source.transformer), parts)
+    return VideoModel(name, variant, checkpoint.RANDOM if source.random else label, parts)
 
 
 def _channels_last(codec: torch.nn.Module) -> None:

@@ -24,6 +24,7 @@ def listing(package: str) -> list[str]:
 def find(package: str, name: str) -> Any:
     """The variant called `family/variant`."""
     family, _, variant = name.partition("/")
+    family = family.replace("-", "_")  # which modules must have in its place
     if family not in families(package):
         raise ValueError(f"nothing is called {name!r} in {package}; known: {', '.join(listing(package))}")
     variants = _variants(package, family)

@@ -71,15 +71,23 @@ def untrained(variant: DiffusionVariant, source: Weights, device: torch.device, 
     if not plain:
         checkpoint.randomise(transformer, device, dtype, torch.initial_seed())
     vae, preview = (
-        None if str(place) == NONE else find("tokenizers", name).build() if place is None else _decoder(name, place)
-        for name, place in ((variant.vae, source.vae), (variant.preview, source.preview))
+        _untrained(name, place) for name, place in ((variant.vae, source.vae), (variant.preview, source.preview))
     )
     return Parts(transformer, vae, preview, _encoder(variant, source, None))
+
+
+def _untrained(name: str, place: str | Path | None) -> Any:
+    """A decoder with random weights, or a trained one all the same; None where there is none."""
+    if not name or str(place) == NONE:
+        return None
+    return find("tokenizers", name).build() if place is None else _decoder(name, place)
 
 
 def published(name: str, variant: DiffusionVariant, source: Weights) -> Parts:
     """The parts with their weights, as they are stored."""
     assert source.transformer is not None
+    if source.preview is not None and not variant.preview:
+        raise ValueError(f"preview {str(source.preview)!r} given; {name} has no other decoder than its VAE")
     folder = checkpoint.locate(source.transformer, folders=(TRANSFORMER, VAE))
     within = folder / TRANSFORMER if (folder / TRANSFORMER).is_dir() else folder
     with torch.device("meta"):

@@ -38,8 +38,6 @@ from diagonal.schedules.decoding import Schedule
 from diagonal.stream import Clip, Stream
 from diagonal.video import VideoArray
 
-EMBEDDED = "embedded"
-ASSETS = Path(__file__).parent / "assets"
 UNKNOWN = -1  # a cell that is not decoded yet
 
 
@@ -271,7 +269,7 @@ class World:
 
 @overload
 def load(  # type: ignore[overload-overlap]  # these names are not of worlds, which a type of all others cannot say
-    name: Literal["wan/1.3b", "wan/14b", "wan/tiny"],
+    name: Literal["wan/1.3b", "wan/14b", "wan/tiny", "doom-t2v", "doom-t2v/tiny"],
     weights: str | Path | Weights | None = None,
     *,
     device: torch.device | str = "cpu",
@@ -332,7 +330,7 @@ def _load_world(
     device, dtype = place
     label = str(weights)
     if weights is None and variant.embedded:
-        label, weights = EMBEDDED, ASSETS / variant.embedded
+        label, weights = checkpoint.EMBEDDED, checkpoint.ASSETS / variant.embedded
     if weights is None and not variant.random:
         raise ValueError(
             f"{name} needs weights: give a file, a folder or a hub id. Source: {variant.source}. "

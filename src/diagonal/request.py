@@ -35,8 +35,8 @@ class Request:
     prompt_embeds: Tensor | None = None  # (rows, width), instead of a prompt
     prompt_at: Mapping[int, Prompt] = field(default_factory=dict)
     num_frames: int | None = None
-    height: int = 480
-    width: int = 832
+    height: int | None = None  # of the frames; None: as the model was trained
+    width: int | None = None
     preset: str | Path | Preset = "diagonal-distillation"  # a name, or a YAML file of the Self-Forcing family
     schedule: str | None = None  # instead of the preset's, such as 4322222
     seed: int = 0
@@ -96,6 +96,10 @@ class Request:
         if self.num_inference_steps is not None:
             preset = replace(preset, schedule=replace(preset.schedule, steps=self.num_inference_steps))
         return preset if self.guidance_scale is None else replace(preset, guidance_scale=self.guidance_scale)
+
+    def size(self, usual: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of the frames, of a model that usually makes those of `usual`."""
+        return self.height or usual[0], self.width or usual[1]
 
     def draw_seed(self) -> int:
         """The seed: of the generator, which moves on, or the given one."""

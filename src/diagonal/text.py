@@ -27,12 +27,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from diagonal import umt5
+from diagonal import umt5, words
 from diagonal.files import atomic
 from diagonal.weights import save_tensors
 
 KEY = "prompt_embeds"  # names the embeddings where a file may hold several tensors, as in diffusers
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+CAPTIONS = "captions"  # the source of the encoder whose words are those of worlds/captions.py, and no others
 HASH = "hash"  # the source of an encoder that knows no language: each word is its own random vector
 MAX_BYTES = 2**28  # of embeddings in a file; 512 rows of width 4096 in float64 have 2**24
 
@@ -55,6 +56,7 @@ class Encoder:
 ENCODERS = {
     "t5-11b": Encoder("google-t5/t5-11b", length=512, width=1024),
     "umt5-xxl": Encoder("google/umt5-xxl", length=512, width=4096, tidy=True),
+    "doom": Encoder(CAPTIONS, length=32, width=words.WIDTH, dtype=torch.float32),
     "hash": Encoder(HASH, length=16, width=48, dtype=torch.float32, tidy=True),  # for tests and demonstrations
 }
 
@@ -71,8 +73,8 @@ def embed(
     if isinstance(texts, str) or not texts:
         raise ValueError(f"texts are {texts!r}; a list of at least one is needed")
     texts = [tidied(text) for text in texts] if encoder.tidy else texts
-    if encoder.source == HASH:
-        return torch.stack([_hashed(text, encoder) for text in texts]).to(device)
+    if encoder.source in OWN:
+        return torch.stack([OWN[encoder.source](text, encoder) for text in texts]).to(device)
     files = _files(texts, encoder, cache)
     found = {text: rows_LC for text, file in files.items() if (rows_LC := _cached(file, encoder)) is not None}
     new = {text: file for text, file in files.items() if text not in found}
@@ -87,7 +89,7 @@ def prepare(
 
     The encoder is loaded once for all of them, and no more than one text's embeddings are in memory.
     """
-    if encoder.source == HASH:
+    if encoder.source in OWN:
         return
     files = _files([tidied(text) for text in texts] if encoder.tidy else texts, encoder, cache)
     new = {text: file for text, file in files.items() if _cached(file, encoder) is None}
@@ -181,6 +183,19 @@ def _hashed(text: str, encoder: Encoder) -> Tensor:
         seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:7])
         row_C.normal_(generator=torch.Generator().manual_seed(seed))
     return rows_LC
+
+
+def _captioned(text: str, encoder: Encoder) -> Tensor:
+    """Embeddings (length, width) of a text's words, one row each."""
+    rows_SC = words.rows(text)
+    _check_length(text, len(rows_SC), encoder)
+    rows_LC = torch.zeros(encoder.length, encoder.width, dtype=encoder.dtype)
+    rows_LC[: len(rows_SC)] = rows_SC
+    return rows_LC
+
+
+# Encoders that need neither files nor a cache.
+OWN: dict[str, Callable[[str, Encoder], Tensor]] = {HASH: _hashed, CAPTIONS: _captioned}
 
 
 def _encode(texts: Sequence[str], encoder: Encoder, device: torch.device) -> Iterator[Tensor]:

@@ -26,6 +26,8 @@ from diagonal.engine.protocols import WeightMap
 from diagonal.files import atomic
 
 RANDOM = "random"  # weights that nobody trained
+EMBEDDED = "embedded"  # weights that the package ships
+ASSETS = Path(__file__).parent / "assets"
 PICKLED = (".ckpt", ".bin", ".pt", ".pth")
 SCRIPTED = ".jit"
 DIGITS = re.compile("[0-9]{1,18}")

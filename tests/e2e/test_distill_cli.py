@@ -190,6 +190,10 @@ WRONG = {
     "no such schedule": (["{}", "--schedule", "zigzag"], ["zigzag", "diagonal"]),
     "an impossible context": (["{}", "--context", "t950"], ["must fall"]),
     "no such method": (["{}", "--method", "magic"], ["'magic'", "self-forcing"]),
+    "no such change": (["{}", "--method", "causvid:steps=4"], ["'steps=4'", "schedule=..."]),
+    "a change twice": (["{}", "--method", "causvid:schedule=4", "--schedule", "3"], ["'4'", "'3'", "give it once"]),
+    "pixels that are not trained": (["{}", "--lpips", "x"], ["--lpips cannot go with a run without a recipe"]),
+    "no such size": (["--recipe", "doom:huge", "--out", "x"], ["no size 'huge'", "full, smoke"]),
     "frames that do not divide": (["{}", "--num-frames", "10"], ["num_frames=10", "9 or 21"]),
     "a size that does not divide": (["{}", "--height", "30"], ["height=30", "16"]),
     "a rollout that is too short": (["{}", "--num-frames", "21", "--max-frames", "9"], ["3 latent frames", "6"]),
@@ -293,7 +297,7 @@ def test_a_recipe_runs_its_stages(
 ) -> None:
     (folder / "pictures.py").write_text(
         "import json\nfrom diagonal.recipes import Staged\n\n\n"
-        "def make(folder, device):\n    yield 'record', {'step': 5}\n    (folder / 'student').mkdir(parents=True)\n"
+        "def make(folder, *others):\n    yield 'record', {'step': 5}\n    (folder / 'student').mkdir(parents=True)\n"
         "    line = {'step': 2, 'loss': 0.5}\n    (folder / 'student' / 'curve.jsonl').write_text(json.dumps(line))\n"
         "    yield 'student', line\n\n\ndef distill():\n    return Staged({'record': 5, 'student': 2}, make)\n"
     )

@@ -16,7 +16,7 @@ import diagonal
 from diagonal import Sampling, World, weights
 from diagonal.evaluation.idm import judge
 from diagonal.evaluation.sweep import load_judge
-from diagonal.pipeline import ASSETS
+from diagonal.weights import ASSETS
 from diagonal.worlds import vizdoom
 
 COMMAND = Path(sys.executable).with_name("diagonal")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from diagonal.engine.attention import Full
 from diagonal.engine.teacher import velocity
 from diagonal.presets import PRESETS
-from diagonal.training import diffusion, distill, losses
+from diagonal.training import diffusion, distill, latents, losses
 from diagonal.training.diffusion import Split, preset_shares
 from diagonal.training.distill import DistillTask
 from diagonal.training.latents import Prompts, Solving, Trajectories, record
@@ -41,7 +43,7 @@ def flat(module: Any) -> Tensor:
 def trajectories(tmp_path_factory: pytest.TempPathFactory) -> Trajectories:
     folder = tmp_path_factory.mktemp("trajectories")
     small = method()
-    solving = Solving((FRAMES, 2, *SIZE), preset_shares(small.preset, FRAMES), steps=4, shift=5.0, batch=3)
+    solving = Solving((FRAMES, 2, *SIZE), preset_shares((small.preset,), FRAMES), steps=4, shift=5.0, batch=3)
     assert list(record(student(5), Prompts(texts(7)), NEGATIVE, solving, folder)) == [3, 6, 7]
     return Trajectories(folder, CPU)
 
@@ -104,7 +106,7 @@ def test_prompts_are_dropped_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) 
 
 def test_trajectories_are_euler_steps_along_the_guided_velocity(trajectories: Trajectories) -> None:
     small = method()
-    assert trajectories.shares == (*preset_shares(small.preset, FRAMES), 0.0)
+    assert trajectories.shares == (*preset_shares((small.preset,), FRAMES), 0.0)
     assert len(trajectories) == 7
     text, states = trajectories.states([5])
     assert torch.equal(text, texts(7)[5:6]) and states.shape == (1, len(trajectories.shares), FRAMES, 2, *SIZE)
@@ -124,7 +126,7 @@ def test_trajectories_are_euler_steps_along_the_guided_velocity(trajectories: Tr
 
 
 def small_shares(how: Distillation) -> tuple[float, ...]:
-    return preset_shares(how.preset, FRAMES)
+    return preset_shares((how.preset,), FRAMES)
 
 
 def test_recording_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
@@ -157,19 +159,55 @@ def test_a_folder_without_trajectories_or_with_other_files_is_refused(tmp_path: 
         Trajectories(tmp_path, CPU)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_trajectories_are_held_where_they_fit_and_read_where_they_do_not(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    shares = torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64)
+    for start, count in ((0, 3), (3, 2)):
+        states = torch.randn(count, 3, 2, 2, *SIZE).to(dtype)
+        save_file({"text": texts(count), "states": states, "shares": shares}, tmp_path / f"{start}.safetensors")
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    monkeypatch.setattr(latents, "memory", lambda device: 4 * size)
+    held = Trajectories(tmp_path, CPU)
+    monkeypatch.setattr(latents, "memory", lambda device: 4 * size - 4)
+    read = Trajectories(tmp_path, CPU)
+    for one, other in zip(held.states([4, 0, 2]), read.states([4, 0, 2]), strict=True):
+        assert torch.equal(one, other) and one.dtype == torch.float32
+    for path in tmp_path.iterdir():
+        path.unlink()
+    assert held.take([1]).text_BLC.shape == (1, *texts(1).shape[1:])  # nothing is read any more
+    with pytest.raises(FileNotFoundError):
+        read.take([1])
+
+
+def test_shards_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    content = {"text": texts(1), "states": torch.zeros(1, 2, 2, 2, *SIZE), "shares": torch.tensor([1.0, 0.0])}
+    save_file(content, tmp_path / "0.safetensors")
+    for change, message in (
+        ({"shares": torch.tensor([1.0, 0.5])}, r"states at \[1.0, 0.5\], the shards before it \[1.0, 0.0\]"),
+        ({"states": torch.zeros(1, 2, 3, 2, *SIZE)}, "has sizes"),
+        ({"states": content["states"].half()}, "has dtype F16, the shards before it F32"),
+    ):
+        save_file(content | change, tmp_path / "1.safetensors")
+        with pytest.raises(ValueError, match=message):
+            Trajectories(tmp_path, CPU)
+
+
 # ODE initialisation
 
 
 def test_a_student_learns_to_jump_to_the_end_of_trajectories(trajectories: Trajectories, tmp_path: Path) -> None:
-    learner = OdeTask(student(5), trajectories, trajectories, method().preset, batch=4, seed=0, lr=3e-3)
+    learner = OdeTask(student(5), trajectories, trajectories, (method().preset,), batch=4, seed=0, lr=3e-3)
     lines = list(fit(learner, short(60, log_every=20, evaluate_every=20), tmp_path))
     assert lines[-1]["val_loss"] < 0.6 * lines[0]["val_loss"]
 
 
 def test_chunks_are_noised_to_levels_of_their_own(trajectories: Trajectories) -> None:
     preset = method().preset
-    level, share = diffusion.chunk_levels(preset, FRAMES, [diffusion.draw(0, 0, sample) for sample in range(200)])
-    table = dict(zip((1000.0, 933.0, 733.0, 357.0), preset_shares(preset, FRAMES), strict=True))
+    level, share = diffusion.chunk_levels((preset,), FRAMES, [diffusion.draw(0, 0, sample) for sample in range(200)])
+    table = dict(zip((1000.0, 933.0, 733.0, 357.0), preset_shares((preset,), FRAMES), strict=True))
     for frame in range(FRAMES):
         levels = preset.schedule.levels(frame)
         counts = [int((level[:, frame] == one).sum()) for one in levels]
@@ -178,12 +216,27 @@ def test_chunks_are_noised_to_levels_of_their_own(trajectories: Trajectories) ->
     assert (level[:, 0] != level[:, 1]).any()
 
 
+def test_one_start_serves_students_of_several_schedules() -> None:
+    presets = (method().preset, PRESETS["causvid"], PRESETS["diagonal-distillation"].with_context("t100"))
+    rngs = [diffusion.draw(0, 0, sample) for sample in range(500)]
+    level, share = diffusion.chunk_levels(presets[1:], 6, rngs)
+    wanted = [{1000.0, 757.0, 522.0, 933.0, 733.0, 100.0}, {1000.0, 757.0, 522.0, 933.0, 100.0}]
+    for chunk, levels in enumerate(wanted):
+        assert set(level[:, 3 * chunk].tolist()) == levels
+        for one in levels:  # each is as likely as the others
+            assert (level[:, 3 * chunk] == one).sum() > 0.6 * 500 / len(levels)
+    shares = preset_shares(presets[1:], 6)
+    assert set(share.unique().tolist()) == set(shares) and shares == tuple(sorted(shares, reverse=True))
+    with pytest.raises(ValueError, match=r"chunks of \[1, 3\] frames given; they must have chunks of one size"):
+        preset_shares(presets, 6)
+
+
 def test_trajectories_that_lack_the_schedules_levels_are_refused(trajectories: Trajectories) -> None:
     preset = PRESETS["self-forcing"]
     with pytest.raises(ValueError, match="no states at"):
-        OdeTask(student(), trajectories, trajectories, preset, batch=1, seed=0)
+        OdeTask(student(), trajectories, trajectories, (preset,), batch=1, seed=0)
     with pytest.raises(ValueError, match="it is a teacher's"):
-        OdeTask(student(), trajectories, trajectories, PRESETS["wan"], batch=1, seed=0)
+        OdeTask(student(), trajectories, trajectories, (PRESETS["wan"],), batch=1, seed=0)
 
 
 # Distillation
@@ -430,6 +483,45 @@ def test_a_damaged_student_stops_the_run_before_it_is_saved(tmp_path: Path) -> N
 def test_impossible_methods_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(METHODS["diagonal-distillation"], **changes)
+
+
+def test_a_spec_changes_a_method() -> None:
+    plain = METHODS["diagonal-distillation"]
+    found = find("diagonal-distillation:flow=0,context=t100,schedule=4444444")
+    assert found == replace(
+        plain,
+        preset=plain.preset.with_schedule("4444444").with_context("t100"),
+        weights=replace(plain.weights, motion=0.0),
+    )
+    assert find("diagonal-distillation:regression=0.5,motion=field") == replace(
+        plain, weights=replace(plain.weights, regression=0.5), motion="field"
+    )
+    assert find("self-forcing") == METHODS["self-forcing"]
+    beside = find("self-forcing:flow=1", {"schedule": "even:steps=2,context=last", "context": "clean"})
+    assert beside.preset == PRESETS["self-forcing"].with_schedule("2") and beside.weights.motion == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("diagonal", "no method is called 'diagonal'; known: diagonal-distillation, "),
+        ("causvid:", "'causvid:' says ''; it may say schedule=..., context=..., flow=..., motion=..., regression=..."),
+        ("causvid:lr=1", "'causvid:lr=1' says 'lr=1'; it may say schedule="),
+        ("causvid:flow", "says 'flow'; it may say"),
+        ("causvid:flow=", "says 'flow='; it may say"),
+        ("causvid:flow=1,", "says ''; it may say"),
+        ("causvid:flow=1,flow=1", "flow '1' given along with flow '1'; give it once"),
+        ("causvid:flow=much", "flow 'much' given; it must be a number of 0 or more"),
+        ("causvid:flow=-1", "weights must be 0 or more"),
+        ("causvid:regression=nan", "weights must be 0 or more"),
+        ("causvid:motion=fast", "motion 'fast' given; known: difference, field"),
+        ("causvid:context=soon", "soon"),
+        ("causvid:schedule=4302", "4302"),
+    ],
+)
+def test_specs_that_cannot_be_are_refused(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        find(spec)
 
 
 def test_missing_data_is_said(trajectories: Trajectories) -> None:

@@ -189,7 +189,7 @@ def test_what_a_tokenizers_recipe_says_reaches_its_training(tmp_path: Path, monk
 def test_a_recipe_that_distils_is_found_and_others_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "paintings.py").write_text(
         "from diagonal.recipes import Staged\n\n\n"
-        "def distill():\n    return Staged({'teacher': 2}, lambda folder, device: iter(()))\n"
+        "def distill():\n    return Staged({'teacher': 2}, lambda *given: iter(()))\n"
     )
     monkeypatch.setattr(recipes, "__path__", [*recipes.__path__, str(tmp_path)])
     assert recipes.distillation("paintings").steps == {"teacher": 2}

@@ -66,8 +66,8 @@ def bench(
         str, typer.Option(help="How it is run, as for generate.", rich_help_panel=PANEL)
     ] = "diagonal-distillation",
     decoder: Annotated[str, typer.Option(help="vae, preview or none.", rich_help_panel=PANEL)] = "vae",
-    height: Annotated[int, typer.Option(min=16, rich_help_panel=PANEL)] = 480,
-    width: Annotated[int, typer.Option(min=16, rich_help_panel=PANEL)] = 832,
+    height: Annotated[int | None, typer.Option(min=16, rich_help_panel=PANEL)] = None,
+    width: Annotated[int | None, typer.Option(min=16, rich_help_panel=PANEL)] = None,
     no_tokenizer: Annotated[bool, typer.Option("--no-tokenizer", help="Leave out the decoding to pixels.")] = False,
     compare: Annotated[
         tuple[str, str] | None,

@@ -8,7 +8,6 @@ from typing import Any
 from rich.table import Table
 
 from diagonal.cli import out, progress_bar, remark_random
-from diagonal.cli.generate_video import FRAMES
 
 COLUMNS = {  # of the printed table, after the schedule: a field and its format
     "calls": ("steps", "{}"),
@@ -30,10 +29,12 @@ def bench_video(options: Mapping[str, Any]) -> dict[str, Any]:
     from diagonal import diffusion
     from diagonal.devices import find_dtype
     from diagonal.evaluation.video_speed import DEFINITION, Settings, check, measure
+    from diagonal.names import find
     from diagonal.parts import Weights
     from diagonal.request import Request
 
-    frames = options["frames"] or FRAMES
+    device, name = options["device"], options["model"]
+    frames = options["frames"] or find("models", name).frames
     sizes = {name: options[name] for name in ("preset", "height", "width", "decoder")}
     # Embeddings of noise: speed does not ask what the prompt says.
     requests = [
@@ -42,7 +43,6 @@ def bench_video(options: Mapping[str, Any]) -> dict[str, Any]:
     ]
     for request in requests:
         check(request.how(), request)
-    device, name = options["device"], options["model"]
     source = Weights(options["weights"] or "random", vae=options["tokenizer"])
     model = diffusion.load(name, source, device=device, dtype=find_dtype(options["dtype"], device))
     remark_random(name, model.weights)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from diagonal.cli import Device, Json, app, err, out, print_json, refuse
-from diagonal.cli.generate_video import FRAMES
+from diagonal.cli import Device, Json, Lpips, app, err, out, print_json, refuse
 from diagonal.cli.train import Line, Stage, Tensorboard, follow
 
 if TYPE_CHECKING:
@@ -41,7 +40,9 @@ def distill(
     init: Annotated[str | None, typer.Option(help="The student's first weights. Default: the teacher's.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="One prompt a line, or a .csv with the column `prompt`.")] = None,
     out_path: Annotated[Path | None, typer.Option("--out", help="Folder of the run, and of the student.")] = None,
-    recipe: Annotated[str | None, typer.Option(help="All stages of a recipe instead, in folders below --out.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="All stages of a recipe instead, in folders below --out: doom, doom:smoke.")
+    ] = None,
     max_prompts: Annotated[int | None, typer.Option(min=1, help="Of the file, chosen by the seed.")] = None,
     negative_prompt: Annotated[str, typer.Option(help="What the teacher is guided away from.")] = "",
     trajectories: Annotated[
@@ -54,7 +55,8 @@ def distill(
     method: Annotated[
         str,
         typer.Option(
-            help="diagonal-distillation (all of eq. 12), diagonal-distillation-prompts, self-forcing or causvid.",
+            help="diagonal-distillation (all of eq. 12), diagonal-distillation-prompts, self-forcing or causvid; with "
+            "changes: self-forcing:schedule=2,flow=1.",
             rich_help_panel=METHOD,
         ),
     ] = "diagonal-distillation-prompts",
@@ -72,15 +74,17 @@ def distill(
     critic_alone: Annotated[
         int | None, typer.Option(min=0, help="Steps of the critic before the first others.", rich_help_panel=METHOD)
     ] = None,
-    num_frames: Annotated[int, typer.Option(min=1, help="That are scored.", rich_help_panel=METHOD)] = FRAMES,
+    num_frames: Annotated[
+        int | None, typer.Option(min=1, help="That are scored. Default: the model's.", rich_help_panel=METHOD)
+    ] = None,
     max_frames: Annotated[
         int | None, typer.Option(min=1, help="Of a rollout, of which the end is scored.", rich_help_panel=METHOD)
     ] = None,
     switch: Annotated[
         float | None, typer.Option(help="How often the prompt changes in long rollouts.", rich_help_panel=METHOD)
     ] = None,
-    height: Annotated[int, typer.Option(rich_help_panel=METHOD)] = 480,
-    width: Annotated[int, typer.Option(rich_help_panel=METHOD)] = 832,
+    height: Annotated[int | None, typer.Option(min=1, help="Default: the model's.", rich_help_panel=METHOD)] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="Likewise.", rich_help_panel=METHOD)] = None,
     recompute: Annotated[
         bool, typer.Option(help="Compute activations again instead of keeping them.", rich_help_panel=METHOD)
     ] = True,
@@ -101,6 +105,7 @@ def distill(
     tflops: Annotated[
         float | None, typer.Option(min=1.0, help="Of --plan: what a GPU does in a second. Default: 300.")
     ] = None,
+    lpips: Lpips = None,
     device: Device = "cpu",
     tensorboard: Tensorboard = False,
     as_json: Json = False,
@@ -109,13 +114,14 @@ def distill(
     options = context_.params
     if recipe is not None:
         refuse(context_, OWN, f"--recipe {recipe}")
-        _recipe(recipe, _needed(options, "out_path"), device, tensorboard, as_json)
+        _recipe(recipe, options)
     elif plan:
-        refuse(context_, ("resume", "out_path", "prompts", "teacher", "init"), "--plan")
-        _plan(options, as_json)
+        refuse(context_, ("lpips", "resume", "out_path", "prompts", "teacher", "init"), "--plan")
+        _plan(_sized(options), as_json)
     else:
         refuse(context_, ("tflops",), "a run: it is for --plan")
-        _run(options)
+        refuse(context_, ("lpips",), "a run without a recipe: it trains no pixels")
+        _run(_sized(options))
 
 
 def _needed(options: Mapping[str, Any], name: str) -> Any:
@@ -125,23 +131,26 @@ def _needed(options: Mapping[str, Any], name: str) -> Any:
     return options[name]
 
 
+def _sized(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with sizes where none were given: those that the model was trained on."""
+    from diagonal.training.job import diffusion_variant
+
+    variant = diffusion_variant(options["model"])
+    usual = {"num_frames": variant.frames, "height": variant.size[0], "width": variant.size[1]}
+    return {**options, **{name: options[name] or value for name, value in usual.items()}}
+
+
 def _method(options: Mapping[str, Any]) -> Distillation:
     """The method with what the options change in it."""
     from diagonal.training.job import in_latents
     from diagonal.training.methods import find
 
-    found = find(options["method"])
-    preset, weights = found.preset, found.weights
-    if options["schedule"] is not None:
-        preset = preset.with_schedule(options["schedule"])
-    if options["context"] is not None:
-        preset = preset.with_context(options["context"])
-    if options["flow_weight"] is not None:
-        weights = replace(weights, motion=options["flow_weight"])
+    named = {"schedule": "schedule", "context": "context", "flow": "flow_weight"}
+    found = find(options["method"], {key: options[one] for key, one in named.items() if options[one] is not None})
     own = ("guidance_scale", "critic_alone", "lr", "critic_lr", "switch")
     changes = {name: options[name] for name in own if options[name] is not None}
     switch = changes.pop("switch", found.switch)
-    found = replace(found, preset=preset, weights=weights, recompute=options["recompute"], **changes)
+    found = replace(found, recompute=options["recompute"], **changes)
     found = in_latents(options["model"], found, options["num_frames"], options["max_frames"])
     return replace(found, switch=switch)  # which asks for the longer rollouts
 
@@ -248,16 +257,18 @@ def _print_plan(shared: Line, found: Mapping[int, Line]) -> None:
     out.print(f"[dim]predicted at {shared['tflops']:.0f} TFLOP/s, without talk between GPUs; nothing was run[/]")
 
 
-def _recipe(name: str, folder: Path, device: str, tensorboard: bool, as_json: bool) -> None:
+def _recipe(name: str, options: Mapping[str, Any]) -> None:
     from diagonal.devices import check_device
     from diagonal.recipes import distillation
 
+    folder: Path = _needed(options, "out_path")
     staged, start = distillation(name), time.perf_counter()
     stages = [Stage(stage, steps, folder / stage) for stage, steps in staged.steps.items()]
-    follow(stages, staged.make(folder, check_device(device)), tensorboard)
+    lines = staged.make(folder, check_device(options["device"]), options["lpips"])
+    follow(stages, lines, options["tensorboard"])
     trained = [stage.result() for stage in stages if (stage.folder / "curve.jsonl").is_file()]
     numbers = {"recipe": name, "seconds": time.perf_counter() - start, "out": str(folder), "stages": trained}
-    if as_json:
+    if options["as_json"]:
         print_json(numbers)
         return
     for one in trained:

@@ -58,8 +58,8 @@ def evaluate(
     orders = [make_order(spec, StandIn.PREVIOUS_FRAME, True) for spec in schedule]
     from diagonal.evaluation import report, sweep
     from diagonal.evaluation.rollouts import cut
-    from diagonal.pipeline import ASSETS
     from diagonal.training.data import frames as read_frames
+    from diagonal.weights import ASSETS
 
     sweep.check_actions(model)
     world = load_world(model, weights, tokenizer, device)

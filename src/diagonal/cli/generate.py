@@ -135,8 +135,10 @@ def generate(
     negative_prompt: Annotated[str | None, typer.Option(help="For --preset wan.", rich_help_panel=PANEL)] = None,
     image: Annotated[Path | None, typer.Option(help="Picture to begin with.", rich_help_panel=PANEL)] = None,
     video: Annotated[Path | None, typer.Option(help="Clip to go on from.", rich_help_panel=PANEL)] = None,
-    height: Annotated[int, typer.Option(min=1, help="Of the frames.", rich_help_panel=PANEL)] = 480,
-    width: Annotated[int, typer.Option(min=1, help="Of the frames.", rich_help_panel=PANEL)] = 832,
+    height: Annotated[
+        int | None, typer.Option(min=1, help="Of the frames. Default: the model's.", rich_help_panel=PANEL)
+    ] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="Likewise.", rich_help_panel=PANEL)] = None,
     preset: Annotated[
         str, typer.Option(help="How it is run: a name, or a YAML file of its family.", rich_help_panel=PANEL)
     ] = "diagonal-distillation",

@@ -14,12 +14,11 @@ from rich.table import Table
 from diagonal.cli import err, out, print_json, progress_bar, remark_random
 
 if TYPE_CHECKING:
+    from diagonal.engine.protocols import DiffusionVariant
     from diagonal.presets import Preset
     from diagonal.request import Request
     from diagonal.session import Session
     from diagonal.video import VideoArray
-
-FRAMES = 81  # what the published models are trained on
 
 
 @dataclass(frozen=True)
@@ -39,13 +38,15 @@ def generate_video(options: Mapping[str, Any]) -> None:
     """Make a video as the options of `generate`, by their names, say; it is written while it is made."""
     from diagonal import diffusion
     from diagonal.devices import find_dtype
+    from diagonal.names import find
     from diagonal.parts import Weights
     from diagonal.schedules.denoising import spec
     from diagonal.video import writer
 
     if options["decoder"] == "none":
         raise ValueError("--decoder none makes no frames to write; take vae or preview")
-    request = _request(options)
+    variant = find("models", options["model"])
+    request = _request(options, variant)
     how = request.how()
     parts = {name: options[name] for name in ("vae", "preview", "text_encoder", "lora_scale", "part")}
     source = Weights(options["weights"], lora=options["lora"] or (), **parts)
@@ -57,7 +58,8 @@ def generate_video(options: Mapping[str, Any]) -> None:
     session = model.stream(request)
     with writer(options["out_path"], model.variant.fps) as file:
         run = _run(session, file.write)
-    shared = {name: options[name] for name in ("model", "preset", "seed", "height", "width", "decoder")}
+    shared = {name: options[name] for name in ("model", "preset", "seed", "decoder")}
+    shared |= dict(zip(("height", "width"), request.size(variant.size), strict=True))
     shared |= {"weights": model.weights, "schedule": spec(how.schedule), "out": options["out_path"]}
     if options["as_json"]:
         print_json(shared | run.numbers() | {"changes": [asdict(change) for change in session.changes]})
@@ -65,7 +67,7 @@ def generate_video(options: Mapping[str, Any]) -> None:
         _print(run, shared, session)
 
 
-def _request(options: Mapping[str, Any]) -> Request:
+def _request(options: Mapping[str, Any], variant: DiffusionVariant) -> Request:
     from diagonal.request import Request
     from diagonal.text import read
 
@@ -75,11 +77,11 @@ def _request(options: Mapping[str, Any]) -> Request:
         raise ValueError("--prompt is needed: what is to be seen; or --prompt-embeds, a file")
     same = ("prompt", "height", "width", "schedule", "seed", "decoder", "keep_sink", "capture")
     own = ("negative_prompt", "guidance_scale", "num_inference_steps")
-    image, clip = (_frames(options, name) for name in ("image", "video"))
+    image, clip = (_frames(options, name, variant.size) for name in ("image", "video"))
     return Request(
         prompt_embeds=None if options["text_embeds"] is None else read(options["text_embeds"]),
         prompt_at=_prompts(options["prompt_at"] or ()),
-        num_frames=options["frames"] or FRAMES,
+        num_frames=options["frames"] or variant.frames,
         preset=_preset(options["preset"]),
         image=None if image is None else image[0],
         video=clip,
@@ -112,14 +114,15 @@ def _prompts(given: Sequence[str]) -> dict[int, str]:
     return found
 
 
-def _frames(options: Mapping[str, Any], name: str) -> VideoArray | None:
-    """What a video begins with, fitted where the options say how."""
+def _frames(options: Mapping[str, Any], name: str, usual: tuple[int, int]) -> VideoArray | None:
+    """What a video begins with, fitted where the options say how, into frames that are usually of the last size."""
     from diagonal import video
 
     path: Path | None = options[name]
     if path is None:
         return None
-    clip, size = video.read(path, most=1 if name == "image" else None), (options["height"], options["width"])
+    clip = video.read(path, most=1 if name == "image" else None)
+    size = options["height"] or usual[0], options["width"] or usual[1]
     return video.resize(clip, *size) if options["resize"] else video.cover(clip, *size) if options["crop"] else clip
 
 

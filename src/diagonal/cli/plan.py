@@ -42,8 +42,8 @@ def plan(
         int | None, typer.Option("--frames", "--num-frames", min=1, help="New frames of the model. Default: a window.")
     ] = None,
     preset: Annotated[str, typer.Option(help="Of a diffusion model: how it is run.")] = "diagonal-distillation",
-    height: Annotated[int, typer.Option(min=1, help="Of a diffusion model's frames.")] = 480,
-    width: Annotated[int, typer.Option(min=1, help="Of a diffusion model's frames.")] = 832,
+    height: Annotated[int | None, typer.Option(min=1, help="Of a diffusion model's frames.")] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="Of a diffusion model's frames.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Of the model: bfloat16 (default) or float32.")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Clips at once. Default: 1.")] = None,
     card: Annotated[

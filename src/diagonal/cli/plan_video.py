@@ -9,7 +9,6 @@ import typer
 from rich.table import Table
 
 from diagonal.cli import out, print_json, refuse
-from diagonal.cli.generate_video import FRAMES
 
 if TYPE_CHECKING:
     from diagonal.presets import Preset
@@ -29,10 +28,11 @@ def plan_video(context: typer.Context, tokens_only: Collection[str]) -> bool:
         return False
     refuse(context, tokens_only, options["model"])
     shared = {name: options[name] for name in ("height", "width", "preset", "schedule")}
-    request = Request(prompt="any", num_frames=options["frames"] or FRAMES, **shared)
+    request = Request(prompt="any", num_frames=options["frames"] or variant.frames, **shared)
     how, codec, side = request.how(), find("tokenizers", variant.vae), variant.config.patch
-    rows, cols = latent_size(request.height, request.width, codec.patch, side)
-    frames, tokens = latent_frames(request.num_frames or FRAMES, how, codec.stride), (rows // side) * (cols // side)
+    rows, cols = latent_size(*request.size(variant.size), codec.patch, side)
+    frames = latent_frames(request.num_frames or variant.frames, how, codec.stride)
+    tokens = (rows // side) * (cols // side)
     chunks = _chunks(how, frames, tokens)
     cached = 0 if how.chunk_frames is None else max(chunk["keys"] for chunk in chunks)
     dtype = find_dtype(options["dtype"] or "bfloat16", "cpu")

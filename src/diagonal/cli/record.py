@@ -23,6 +23,9 @@ def record(
     seed: Annotated[int, typer.Option(min=0, help="Of the game and the player.")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Processes; the recording does not depend on them.")] = 1,
     episode_frames: Annotated[int, typer.Option(min=2, help="Longest episode.")] = 200,
+    captions: Annotated[
+        bool, typer.Option("--captions", help="Also keep what is seen and how far each step led; show captions of it.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Record gameplay with its actions, for training and evaluation."""
@@ -30,7 +33,7 @@ def record(
 
     if world not in WORLDS:
         raise ValueError(f"unknown world {world!r}; known: {', '.join(WORLDS)}")
-    planned = vizdoom.shards(scenario, frames, seed, out_path, episode_frames)
+    planned = vizdoom.shards(scenario, frames, seed, out_path, episode_frames, captions)
     start = time.perf_counter()
     with progress_bar("frames") as progress:
         task = progress.add_task(scenario, total=frames, note="")
@@ -40,6 +43,8 @@ def record(
     episodes, shares = vizdoom.summary(planned)
     numbers: dict[str, Any] = {"world": world, "scenario": scenario, "frames": frames, "episodes": episodes}
     numbers |= {"seed": seed, "shards": len(planned), "out": str(out_path), "seconds": seconds, "actions": shares}
+    if captions:
+        numbers["captions"] = vizdoom.examples(planned)
     if as_json:
         print_json(numbers)
     else:
@@ -51,6 +56,8 @@ def _print(numbers: dict[str, Any]) -> None:
     for name, share in numbers["actions"].items():
         table.add_row(name, f"{share:.1%}")
     out.print(table)
+    for example in numbers.get("captions", ()):
+        out.print(f'"{example}"', markup=False)
     files = f"{numbers['shards']} file{'s' * (numbers['shards'] > 1)}"
     out.print(
         f"{numbers['frames']} frames in {numbers['episodes']} episodes of {numbers['scenario']} "

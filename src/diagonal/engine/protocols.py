@@ -332,12 +332,15 @@ class DiffusionVariant:
 
     config: DiffusionConfig
     vae: str  # names are paths: tokenizers/<family>.py, VARIANTS[<variant>]
-    preview: str  # the fast decoder of the same latents, likewise
+    preview: str  # the fast decoder of the same latents, likewise; '': there is none
     text: str  # the encoder of the prompts, in text.ENCODERS
     licence: str
     source: str
-    fps: int = 16
+    fps: int | Fraction = 16
+    size: tuple[int, int] = (480, 832)  # height and width of the frames it was trained on
+    frames: int = 81  # of the videos that it was trained on
     random: bool = False  # no weights exist: loads with random ones unless told otherwise
+    embedded: str = ""  # the folder of `assets` with the weights that the package ships
 
 
 def token_variant(found: Variant | DiffusionVariant, name: str) -> Variant:

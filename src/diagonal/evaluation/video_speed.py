@@ -69,7 +69,7 @@ def measure(model: VideoModel, settings: Settings, on_run: Callable[[], object] 
     mean_ms = float((made * calls).sum() / calls.sum() / len(made))
     floor_ms = 1e-9 * _operations(model, request) / int(calls.sum()) / rate
     frames, parameters = request.num_frames or 0, list(model.model.parameters())
-    decoded = request.decoder != "none"
+    decoded, (height, width) = request.decoder != "none", request.size(model.variant.size)
     return {
         "model": model.name,
         "parameters": sum(parameter.numel() for parameter in parameters),
@@ -79,8 +79,8 @@ def measure(model: VideoModel, settings: Settings, on_run: Callable[[], object] 
         "dtype": str(parameters[0].dtype).removeprefix("torch."),
         "quantize": model.quantized or "none",
         "decoder": request.decoder,
-        "height": request.height,
-        "width": request.width,
+        "height": height,
+        "width": width,
         "frames": frames,
         "steps": int(calls.sum()),
         "repeat": settings.repeat,
@@ -126,7 +126,7 @@ def _first_decode_ms(model: VideoModel, settings: Settings) -> float:
     """Milliseconds to decode the first latent frame of a video, to the host."""
     request = settings.request
     codec: Any = model.vae if request.decoder == "vae" else model.preview
-    size = latent_size(request.height, request.width, codec.patch, model.variant.config.patch)
+    size = latent_size(*request.size(model.variant.size), codec.patch, model.variant.config.patch)
     latent = Gaussian((0,), model.device)(0, 0, (1, 1, model.variant.config.channels, *size))
     clock, times = Clock(model.device), []
     for _ in range(settings.warmup + settings.repeat):
@@ -141,7 +141,7 @@ def _operations(model: VideoModel, request: Request) -> float:
     of a head, query and key."""
     how, config = request.how(), model.variant.config
     codec = find("tokenizers", model.variant.vae)
-    rows, cols = latent_size(request.height, request.width, codec.patch, config.patch)
+    rows, cols = latent_size(*request.size(model.variant.size), codec.patch, config.patch)
     frame = (rows // config.patch) * (cols // config.patch)
     total, work = latent_frames(request.num_frames or 0, how, codec.stride), _work(model)
     chunk, operations = how.chunk_frames or total, 0.0

@@ -1,5 +1,8 @@
-"""Training runs as Python: a recipe is a module here with a function `recipe()` that returns these numbers, or
-`distill()`, which returns the stages that end in a distilled student, or both.
+"""Training runs as Python: a recipe is a module here with one or more of these functions:
+
+    recipe()    -> Recipe       the numbers of a world of tokens
+    video()     -> VideoRecipe  the numbers of a text-to-video world
+    distill()   -> Staged       the stages that end in a distilled student
 
 `diagonal train ... --recipe doom` is `diagonal.recipes.doom.recipe()`. Sizes of data and models, steps and seeds are
 the recipe's; the code that trains knows none of them.
@@ -77,42 +80,139 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
+class Gate:
+    """What a stage must reach before the next one begins: a number of the last line of its curve, and its bounds."""
+
+    number: str
+    least: float | None = None
+    most: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CodecRecipe:
+    """How a codec of latents is trained, on short clips. `variant` is its name in `tokenizers`."""
+
+    variant: str
+    run: RunConfig
+    batch: int
+    clip: int  # frames
+    frames: int  # of each scenario, at most
+    gate: Gate
+    lr: float = 5e-4
+    kl_scale: float = 1e-4
+    lpips_scale: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherRecipe:
+    """How the bidirectional teacher is trained."""
+
+    run: RunConfig
+    batch: int
+    gate: Gate
+    lr: float = 1e-3
+    shift: float = 5.0
+    dropout: float = 0.1  # of prompts
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryRecipe:
+    """What the teacher makes for its students."""
+
+    count: int
+    held_out: int
+    batch: int
+    steps: int = 48
+    shift: float = 5.0
+    guidance_scale: float = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class StudentRecipe:
+    """How a student is trained: its ODE start, or its distillation after that."""
+
+    run: RunConfig
+    batch: int
+    gate: Gate
+    lr: float
+    critic_lr: float = 0.0  # of a distillation
+
+
+@dataclass(frozen=True, slots=True)
+class VideoRecipe:
+    """Everything that makes a text-to-video world: captioned clips, codec, teacher, trajectories, students."""
+
+    model: str  # a name in `models`
+    scenarios: tuple[str, ...]
+    frames: int  # recorded of each scenario for training
+    held_out_frames: int
+    episode_frames: int
+    clip: int  # frames of the videos that are learnt
+    hop: int  # frames from one clip of an episode to the next
+    ways: int  # captions of each clip
+    seed: int
+    codec: CodecRecipe
+    teacher: TeacherRecipe
+    trajectories: TrajectoryRecipe
+    ode: StudentRecipe
+    distill: StudentRecipe
+    methods: tuple[str, ...]  # specs of training.methods; the first one's student is the world, the others are compared
+
+    @property
+    def held_out_seed(self) -> int:
+        """Held-out episodes are recorded with a seed of their own."""
+        return self.seed + 1_000_003
+
+
+@dataclass(frozen=True, slots=True)
 class Staged:
     """Training in stages that ends with a distilled student: what a recipe's function `distill()` returns.
 
     `make` runs all stages into folders of their names below the one it is given, on a device, each going on where it
-    was stopped; it yields the stage's name with each line of its progress.
+    was stopped; it yields the stage's name with each line of its progress. LPIPS joins losses of pixels where the file
+    of its weights is given.
     """
 
     steps: Mapping[str, int]  # of each stage, in their order
-    make: Callable[[Path, Any], Iterator[tuple[str, dict[str, Any]]]]
+    make: Callable[[Path, Any, Path | None], Iterator[tuple[str, dict[str, Any]]]]
 
 
-def names() -> list[str]:
-    """Recipes that `find` knows."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+def names(kind: str = "recipe") -> list[str]:
+    """Modules here with a function of that name: `recipe`, `video` or `distill`."""
+    return [name for name in _modules() if kind in _functions(name)]
 
 
 def find(name: str) -> Recipe:
     """The recipe of that name; `mcar:700m` hands the part after the colon to the module."""
-    module, _, size = name.partition(":")
-    if "recipe" not in _functions(module):
-        raise ValueError(f"the recipe {module!r} trains no world of tokens; `diagonal distill --recipe` runs it")
-    make = _functions(module)["recipe"]
-    if size and not signature(make).parameters:
-        raise ValueError(f"recipe {module!r} has no sizes, so no {size!r}")
-    return cast(Recipe, make(size) if size else make())
+    return cast(Recipe, _call(name, "recipe", "trains no world of tokens"))
+
+
+def find_video(name: str) -> VideoRecipe:
+    """The text-to-video recipe of that name, or of a name and a size, such as `doom_t2v:smoke`."""
+    return cast(VideoRecipe, _call(name, "video", "trains no text-to-video world"))
 
 
 def distillation(name: str) -> Staged:
-    """The distillation of the recipe of that name."""
-    if "distill" not in _functions(name):
-        able = ", ".join(one for one in names() if "distill" in _functions(one)) or "none"
-        raise ValueError(f"the recipe {name!r} distils nothing; recipes that do: {able}")
-    return cast(Staged, _functions(name)["distill"]())
+    """The distillation of the recipe of that name, or of a name and a size, such as `doom:smoke`."""
+    return cast(Staged, _call(name, "distill", "distils nothing"))
+
+
+def _call(name: str, kind: str, lacking: str) -> Any:
+    given, colon, size = name.partition(":")
+    module = given.replace("-", "_")  # which modules must have in its place
+    if module not in _modules():
+        raise ValueError(f"unknown recipe {given!r}; known: {', '.join(_modules())}")
+    if kind not in _functions(module):
+        raise ValueError(f"the recipe {given!r} {lacking}; recipes that do: {', '.join(names(kind)) or 'none'}")
+    make = _functions(module)[kind]
+    if colon and not signature(make).parameters:
+        raise ValueError(f"recipe {given!r} has no sizes, so no {size!r}")
+    return make(size) if colon else make()
+
+
+def _modules() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def _functions(module: str) -> dict[str, Any]:
-    if module not in names():
-        raise ValueError(f"unknown recipe {module!r}; known: {', '.join(names())}")
     return vars(importlib.import_module(f"{__name__}.{module}"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diagonal.recipes import JudgeRecipe, Recipe, TokenizerRecipe, WorldRecipe
+from diagonal.recipes import JudgeRecipe, Recipe, Staged, TokenizerRecipe, WorldRecipe, doom_t2v
 from diagonal.training.run import RunConfig
 
 
@@ -47,3 +47,8 @@ def recipe() -> Recipe:
         judge=JudgeRecipe(RunConfig(steps=2500, seed=5, warmup=100), batch=256),
         held_out_episode=220,
     )
+
+
+def distill(size: str = "full") -> Staged:
+    """The text-to-video world of the same game: what there is to distil."""
+    return doom_t2v.distill(size)

@@ -31,6 +31,7 @@ from diagonal.tokenizers.streaming import (
     channels_to_frames,
     check_clip,
     check_latents,
+    convolve,
     numbered,
     over_time,
     per_frame,
@@ -122,7 +123,7 @@ class Conv(nn.Conv3d):
         if past.empty:
             x_BTHWC = zeros_before(x_BTHWC, earlier)
         joined = past.join(x_BTHWC, earlier, dim=1)
-        return over_time(lambda clip: self._conv_forward(clip, self.weight, bias), joined)
+        return over_time(lambda clip: convolve(self, clip, bias), joined)
 
 
 class Residual(nn.Module):
@@ -292,10 +293,32 @@ class WanVAE(nn.Module):
     def latents(self, pixels_BTCHW: Tensor, state: MutableMapping[str, Tensor]) -> Tensor:
         """Latents (B, F, C, rows, cols) of frames in [-1, 1]."""
         x_BTHWC = pixels_BTCHW.permute(0, 1, 3, 4, 2).to(self.conv1.weight.dtype).contiguous()
+        mu_BTHWC = self._moments(x_BTHWC, state)[0]
+        mean, std = self._scale(mu_BTHWC.device)
+        return ((mu_BTHWC.float() - mean) / std).to(mu_BTHWC.dtype).permute(0, 1, 4, 2, 3)
+
+    def moments(self, pixels_BTCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log variance of the latents of a whole clip in [-1, 1], as they are before the fixed numbers:
+        what training draws from."""
+        mu_BTHWC, log_BTHWC = self._moments(pixels_BTCHW.permute(0, 1, 3, 4, 2).contiguous(), {})
+        return mu_BTHWC.permute(0, 1, 4, 2, 3), log_BTHWC.permute(0, 1, 4, 2, 3)
+
+    def _moments(self, x_BTHWC: Tensor, state: MutableMapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         encoded = pointwise(self.conv1, self.encoder(x_BTHWC, Past(state, start=not state)))
-        mu_BTHWC, _ = encoded.chunk(2, dim=-1)
-        mean, std = self._scale(encoded.device)
-        return ((mu_BTHWC.float() - mean) / std).to(encoded.dtype).permute(0, 1, 4, 2, 3)
+        mu_BTHWC, log_BTHWC = encoded.chunk(2, dim=-1)
+        return mu_BTHWC, log_BTHWC
+
+    @torch.no_grad()
+    def absorb(self, mean_C: Tensor, std_C: Tensor) -> None:
+        """Change the weights so that latents with this mean and deviation get 0 and 1, and decode to the same pixels:
+        both are linear, as are the layers that latents pass last and first. The config's numbers stay as they are."""
+        channels = self.config.latent
+        self.conv1.weight[:channels] /= std_C[:, None, None, None, None]
+        self.conv1.bias[:channels] = (self.conv1.bias[:channels] - mean_C) / std_C  # type: ignore[index]
+        self.conv1.bias[channels:] -= 2 * std_C.log()  # type: ignore[index]  # the log variance
+        matrix = self.conv2.weight.flatten(1)
+        self.conv2.bias += matrix @ mean_C  # type: ignore[operator]
+        self.conv2.weight *= std_C[None, :, None, None, None]
 
     def decode(self, latents_BFCHW: Tensor, state: MutableMapping[str, Tensor]) -> Tensor:
         """Each latent gives `stride` frames, but the first of a video one."""
@@ -317,7 +340,17 @@ class WanVAE(nn.Module):
         return per_channel(self.config.mean, device), per_channel(self.config.std, device)
 
 
+def _doom(width: int) -> Config:
+    """The same network, small, for frames of Doom: 8 channels for each 8x8 pixels of one frame, then of two. The
+    numbers of its channels are absorbed into its weights."""
+    channels = 8
+    time = (False, False, True)
+    return Config(width, blocks=1, multiples=(1, 2, 3, 4), time=time, mean=(0.0,) * channels, std=(1.0,) * channels)
+
+
 VARIANTS = {
     "1": Config(width=96, blocks=2),
     "tiny": Config(width=4, blocks=1),
+    "doom": _doom(24),
+    "doom-tiny": _doom(4),
 }

@@ -7,7 +7,7 @@ bytes a frame are 75 kB for a minute of Doom.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,17 +82,35 @@ def _part(frames: Any, actions: list[list[int]], episodes: Any) -> Part:
 def frames(folder: str | Path, size: tuple[int, int], device: torch.device | str, most: int | None = None) -> Part:
     """A recording, or its first files with `most` frames, on one device; episodes of different files stay apart."""
     parts: list[Part] = []
-    offset = 0
     for part in read(folder, size):
         if most is not None and sum(len(one.episodes_N) for one in parts) >= most:
             break
-        parts.append(Part(part.frames_NHWC.to(device), part.actions_NA.to(device), part.episodes_N + offset))
-        offset = int(parts[-1].episodes_N.max()) + 1
+        parts.append(Part(part.frames_NHWC.to(device), part.actions_NA.to(device), part.episodes_N))
+    return one_after_another(parts)
+
+
+def one_after_another(parts: Sequence[Part]) -> Part:
+    """Several parts as one; their episodes stay apart."""
+    episodes, offset = [], 0
+    for part in parts:
+        episodes.append(part.episodes_N + offset)
+        offset = int(episodes[-1].max()) + 1
     return Part(
         torch.cat([part.frames_NHWC for part in parts]),
         torch.cat([part.actions_NA for part in parts]),
-        torch.cat([part.episodes_N for part in parts]),
+        torch.cat(episodes),
     )
+
+
+def starts(episodes_N: Tensor, length: int) -> Tensor:
+    """Where windows of `length` frames begin that stay within one episode."""
+    last = len(episodes_N) - length + 1
+    if last < 1:
+        raise ValueError(f"the recording has {len(episodes_N)} frames; windows of {length} need more")
+    begin = (episodes_N[:last] == episodes_N[length - 1 :]).nonzero().flatten()
+    if not len(begin):
+        raise ValueError(f"no episode of the recording has {length} frames")
+    return begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +122,7 @@ class TokenData:
 
     def starts(self, length: int) -> Tensor:
         """Where windows of `length` frames begin that stay within one episode."""
-        last = len(self.episodes_N) - length + 1
-        if last < 1:
-            raise ValueError(f"the recording has {len(self.episodes_N)} frames; windows of {length} need more")
-        inside = self.episodes_N[:last] == self.episodes_N[length - 1 :]
-        starts = inside.nonzero().flatten()
-        if not len(starts):
-            raise ValueError(f"no episode of the recording has {length} frames")
-        return starts
+        return starts(self.episodes_N, length)
 
     def windows(self, starts_B: Tensor, length: int) -> Tensor:
         """Sequences (B, length * unit)."""

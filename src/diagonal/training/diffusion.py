@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from diagonal.engine.protocols import Memory
 from diagonal.engine.window import Window
 from diagonal.presets import Preset
 from diagonal.schedules.denoising.noise import FlowTable
+from diagonal.video import VideoArray
 
 Terms = dict[str, Tensor]
 HELD_OUT = 1_000_003  # added to a seed for what is drawn to evaluate
@@ -58,6 +60,14 @@ class Split:
                 new = new.detach()
             value = value.to(new.device) + share * new
         return value, terms
+
+
+class Undecoded:
+    """A task in latents: its samples need a decoder to be seen."""
+
+    def sheet(self) -> VideoArray | None:
+        """None: stages that have a decoder write samples.png, and `diagonal generate` shows more."""
+        return None
 
 
 def draw(seed: int, step: int, sample: int) -> np.random.Generator:
@@ -120,14 +130,24 @@ def chunk_memory(
     return chunk_masks.flex(mask, tokens) if use_flex else chunk_masks.dense(mask, tokens)
 
 
-def chunk_levels(preset: Preset, frames: int, rngs: Sequence[np.random.Generator]) -> tuple[Tensor, Tensor]:
-    """A level for every chunk, drawn from its own of the schedule: timesteps and shares of noise, (B, F) each."""
-    assert preset.chunk_frames is not None
-    chunks, table = range(frames // preset.chunk_frames), FlowTable(preset.shift)
-    drawn = [[float(rng.choice(preset.schedule.levels(chunk))) for chunk in chunks] for rng in rngs]
-    shares = [[table.sigma(level) for level in row] for row in drawn]
-    level, share = (torch.tensor(one, dtype=torch.float64) for one in (drawn, shares))
-    return level.repeat_interleave(preset.chunk_frames, 1), share.repeat_interleave(preset.chunk_frames, 1)
+def chunk_levels(
+    presets: tuple[Preset, ...], frames: int, rngs: Sequence[np.random.Generator]
+) -> tuple[Tensor, Tensor]:
+    """A level for every chunk, drawn from all that the schedules have there: timesteps and shares of noise, (B, F)
+    each."""
+    side = presets[0].chunk_frames
+    assert side is not None
+    met = [levels_met(presets, chunk) for chunk in range(frames // side)]
+    drawn = [[levels[rng.integers(len(levels))] for levels in met] for rng in rngs]
+    level, share = torch.tensor(drawn, dtype=torch.float64).repeat_interleave(side, 1).unbind(-1)
+    return level, share
+
+
+@cache
+def levels_met(presets: tuple[Preset, ...], chunk: int) -> list[tuple[float, float]]:
+    """The timesteps at which any of the presets calls the model for a chunk, each with its share of noise."""
+    pairs = {(level, FlowTable(one.shift).sigma(level)) for one in presets for level in one.schedule.levels(chunk)}
+    return sorted(pairs, reverse=True)
 
 
 def adam(module: nn.Module, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.Optimizer:
@@ -148,9 +168,12 @@ def check_frames(preset: Preset, frames: int) -> None:
         )
 
 
-def preset_shares(preset: Preset, frames: int) -> tuple[float, ...]:
-    """The shares of noise at which a video of this length meets the model: those to record trajectories at."""
-    check_frames(preset, frames)
-    table = FlowTable(preset.shift)
-    levels = [level for chunk in range(frames // (preset.chunk_frames or 1)) for level in preset.schedule.levels(chunk)]
-    return tuple(sorted({table.sigma(level) for level in levels}, reverse=True))
+def preset_shares(presets: tuple[Preset, ...], frames: int) -> tuple[float, ...]:
+    """The shares of noise at which videos of this length meet the model: those to record trajectories at."""
+    for one in presets:
+        check_frames(one, frames)
+    sides = {one.chunk_frames or frames for one in presets}
+    if len(sides) > 1:
+        raise ValueError(f"presets with chunks of {sorted(sides)} frames given; they must have chunks of one size")
+    chunks = range(frames // sides.pop())
+    return tuple(sorted({share for chunk in chunks for _, share in levels_met(presets, chunk)}, reverse=True))

@@ -26,6 +26,7 @@ from diagonal.training import losses
 from diagonal.training.diffusion import (
     Split,
     Terms,
+    Undecoded,
     adam,
     autocast,
     chunk_levels,
@@ -38,7 +39,6 @@ from diagonal.training.diffusion import (
 )
 from diagonal.training.latents import Batch, Source, Trajectories
 from diagonal.training.methods import DIFFUSION, Distillation
-from diagonal.video import VideoArray
 
 STEPS = 1000  # before the shift, of which one is drawn to score a video at
 
@@ -104,7 +104,7 @@ def rollout(model: DiffusionModel, cache: WindowCache, method: Distillation, rol
 
 
 @dataclass
-class DistillTask:
+class DistillTask(Undecoded):
     """Generator and critic in turns: one step of the generator, then `critic_steps` of the critic. At the start the
     critic may have `critic_alone` steps to itself.
 
@@ -224,7 +224,7 @@ class DistillTask:
     def _jump(self, batch: Batch, rngs: Sequence[np.random.Generator]) -> Tensor:
         """Clips, each chunk noised to a level of its own, in one call of the student."""
         clean = _known(batch)
-        level, share = (one.to(self._device) for one in chunk_levels(self.method.preset, clean.shape[1], rngs))
+        level, share = (one.to(self._device) for one in chunk_levels((self.method.preset,), clean.shape[1], rngs))
         noise = Gaussian([seed_of(rng) for rng in rngs], self._device)(0, 0, tuple(clean.shape))
         x = noised(clean, share.float(), noise)
         text = self.generator.embed_text(batch.text_BLC)
@@ -275,10 +275,6 @@ class DistillTask:
             x = rollout(self.generator, self._cache(len(noise)), method, roll)
         moved, wanted = (self._motion(one).abs().mean() for one in (x, teacher))
         return {"val_regression": float(losses.regression(x, teacher)), "val_motion": float(moved / wanted)}
-
-    def sheet(self) -> VideoArray | None:
-        """Samples need a decoder: `diagonal generate` shows them."""
-        return None
 
 
 def _known(batch: Batch) -> Tensor:

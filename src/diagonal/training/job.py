@@ -28,7 +28,7 @@ from diagonal.schedules.denoising import spec
 from diagonal.text import embed, prepare
 from diagonal.training.diffusion import preset_shares
 from diagonal.training.distill import DistillTask
-from diagonal.training.latents import Solving, Source, Trajectories, record
+from diagonal.training.latents import Solving, Source, Trajectories, record, shards
 from diagonal.training.methods import DIFFUSION, Distillation
 from diagonal.training.parallel import Group, gathered, processes, shard
 from diagonal.training.prompts import Written
@@ -187,14 +187,14 @@ def _record(
     """Have the teacher's videos of all prompts; one process makes those that are missing."""
     assert job.trajectories is not None
     if dist.get_world_size() > 1:
-        there = len(Trajectories(job.trajectories, negative.device)) if job.trajectories.is_dir() else 0
+        there = sum(count for _, count in shards(job.trajectories)) if job.trajectories.is_dir() else 0
         if there != len(prompts):
             raise ValueError(
                 f"{job.trajectories} holds {there} trajectories of {len(prompts)} prompts; they are recorded by one "
                 "process: start without torchrun first"
             )
         return
-    solving = Solving(shape, preset_shares(job.method.preset, job.method.scored), seed=job.run.seed)
+    solving = Solving(shape, preset_shares((job.method.preset,), job.method.scored), seed=job.run.seed)
     for done in record(teacher, prompts, negative, solving, job.trajectories):
         yield TRAJECTORIES, {"step": done}
 

@@ -1,7 +1,8 @@
 """What latent diffusion learns from: prompts alone, clips with prompts, or what a teacher made of noise.
 
 Each source gives any of its samples by number. Latents are (N, F, C, H, W) in float32, prompts are embeddings
-(N, L, C). Trajectories of a teacher lie in a folder of shards, one batch each, and are read as they are needed.
+(N, L, C). Trajectories of a teacher lie in a folder of shards, one batch each. They are read once where they fit into
+memory, and as they are needed where they do not.
 """
 
 from __future__ import annotations
@@ -72,17 +73,26 @@ class Trajectories:
 
     def __init__(self, folder: str | Path, device: torch.device) -> None:
         self.device = device
-        self._rows: list[tuple[Path, int]] = []
-        # Names that begin with a dot are what a killed process had not finished.
-        for path in sorted(Path(folder).glob("[!.]*.safetensors")):
+        self._shards = shards(folder)
+        with _open(self._shards[0][0]) as shard:
+            self.shares: tuple[float, ...] = tuple(shard.get_tensor("shares").tolist())  # from 1 down to 0
+        self._rows = [(path, row) for path, count in self._shards for row in range(count)]
+        fits = sum(path.stat().st_size for path, _ in self._shards) <= memory(device) // 4
+        self._held = {name: self._read(name) for name in ("text", "states")} if fits else None
+
+    def _read(self, name: str) -> Tensor:
+        """One tensor of all shards, on the device, as it is stored."""
+        held: Tensor | None = None
+        start = 0
+        for path, count in self._shards:
             with _open(path) as shard:
-                shares = tuple(shard.get_tensor("shares").tolist())
-                if self._rows and shares != self.shares:
-                    raise ValueError(f"{path} has states at {shares}, the shards before it at {self.shares}")
-                self.shares: tuple[float, ...] = shares  # from 1 down to 0
-                self._rows += [(path, row) for row in range(shard.get_slice("text").get_shape()[0])]
-        if not self._rows:
-            raise ValueError(f"{folder} holds no trajectories (*.safetensors); record them with the teacher first")
+                rows = shard.get_tensor(name)
+            if held is None:
+                held = torch.empty(len(self), *rows.shape[1:], dtype=rows.dtype, device=self.device)
+            held[start : start + count] = rows
+            start += count
+        assert held is not None
+        return held
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -93,6 +103,9 @@ class Trajectories:
 
     def states(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Prompts, and states (B, shares, F, C, H, W)."""
+        if self._held is not None:
+            text, states = (rows[list(chosen)].float() for rows in self._held.values())
+            return text, states
         parts: dict[str, list[Tensor]] = {"text": [], "states": []}
         for path, row in (self._rows[index] for index in chosen):
             with _open(path) as shard:
@@ -100,6 +113,30 @@ class Trajectories:
                     rows.append(shard.get_slice(name)[row : row + 1].float())
         text, states = (torch.cat(rows).to(self.device) for rows in parts.values())
         return text, states
+
+
+def memory(device: torch.device) -> int:
+    """Bytes of a device that are free for data; of a computer's own memory, which others use too, 4 GB."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 4 * 10**9
+
+
+def shards(folder: str | Path) -> list[tuple[Path, int]]:
+    """The files of a folder of trajectories, each with how many it holds; files that do not go together are refused."""
+    found: list[tuple[Path, int]] = []
+    kinds: list[dict[str, Any]] = []
+    # Names that begin with a dot are what a killed process had not finished.
+    for path in sorted(Path(folder).glob("[!.]*.safetensors")):
+        with _open(path) as shard:
+            text, states = (shard.get_slice(name) for name in ("text", "states"))
+            kinds.append({"states at": shard.get_tensor("shares").tolist()})
+            kinds[-1] |= {"sizes": [text.get_shape()[1:], states.get_shape()[1:]], "dtype": states.get_dtype()}
+            found.append((path, text.get_shape()[0]))
+        for key, value in kinds[-1].items():
+            if value != kinds[0][key]:
+                raise ValueError(f"{path} has {key} {value}, the shards before it {kinds[0][key]}; make them again")
+    if not found:
+        raise ValueError(f"{folder} holds no trajectories (*.safetensors); record them with the teacher first")
+    return found
 
 
 def _open(path: Path) -> Any:

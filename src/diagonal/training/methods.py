@@ -1,11 +1,20 @@
 """Ways to distil a causal few-step student, as numbers: Diagonal Distillation, and what it is compared with.
 
-METHODS["diagonal-distillation"], replace(METHODS["self-forcing"], scored=9, longest=9)
+    find("self-forcing"), find("diagonal-distillation:schedule=4444444,context=clean,flow=0")
+
+A method is a name, and after a colon what is changed in it:
+
+    schedule     steps of each chunk, or any schedule without commas
+    context      level at which later chunks see a chunk: clean, 100 (before the shift), t100 (after it)
+    flow         gamma of eq. 12, the weight of both terms of motion
+    motion       what motion is: difference or field
+    regression   the weight of eq. 3; that of eq. 11 is under `flow` alone
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from diagonal.presets import PRESETS, Preset
 from diagonal.training.diffusion import check_frames
@@ -82,8 +91,41 @@ METHODS = {
 }
 
 
-def find(name: str) -> Distillation:
-    """The method of this name."""
+CHANGES = ("schedule", "context", "flow", "motion", "regression")
+
+
+def find(spec: str, more: Mapping[str, str | float] | None = None) -> Distillation:
+    """The method of a name, or of a name and changes; `more` are changes that are given beside it."""
+    name, colon, text = spec.partition(":")
     if name not in METHODS:
         raise ValueError(f"no method is called {name!r}; known: {', '.join(METHODS)}")
-    return METHODS[name]
+    changes = dict(more or {})
+    for change in text.split(",") if colon else ():
+        key, equals, value = change.partition("=")
+        if key not in CHANGES or not equals or not value:
+            raise ValueError(f"{spec!r} says {change!r}; it may say {', '.join(f'{one}=...' for one in CHANGES)}")
+        if key in changes:
+            raise ValueError(f"{key} {value!r} given along with {key} {changes[key]!r}; give it once")
+        changes[key] = value
+    return _changed(METHODS[name], changes)
+
+
+def _changed(method: Distillation, changes: Mapping[str, str | float]) -> Distillation:
+    preset = method.preset
+    if "schedule" in changes:  # before the context: a schedule may bring one of its own
+        preset = preset.with_schedule(str(changes["schedule"]))
+    if "context" in changes:
+        preset = preset.with_context(str(changes["context"]))
+    weights = {field: _number(key, changes[key]) for key, field in WEIGHTS.items() if key in changes}
+    motion = str(changes.get("motion", method.motion))
+    return replace(method, preset=preset, weights=replace(method.weights, **weights), motion=motion)
+
+
+WEIGHTS = {"flow": "motion", "regression": "regression"}  # changes, and the fields of losses.Weights that they set
+
+
+def _number(key: str, value: str | float) -> float:
+    try:
+        return float(value)
+    except ValueError as error:
+        raise ValueError(f"{key} {value!r} given; it must be a number of 0 or more, such as 0.5") from error

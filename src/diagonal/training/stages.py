@@ -62,7 +62,7 @@ def train_tokenizer(
         perceptual,
         recipe.lpips_scale,
     )
-    _claim(folder, recipe)
+    claim(folder, settings(recipe))
     yield from fit(task, recipe.run, folder)
     weights.save({"tokenizer": module}, folder / MODEL, {"tokenizer": recipe.variant})
 
@@ -101,7 +101,7 @@ def train_world(
         corruption=recipe.corruption,
         held_out_sequences=recipe.held_out_sequences,
     )
-    _claim(folder, recipe)
+    claim(folder, settings(recipe))
     yield from fit(task, recipe.run, folder)
     weights.save({"transformer": module}, folder / MODEL, {"model": model})
 
@@ -110,14 +110,17 @@ def train_judge(recipe: JudgeRecipe, data: Part, held_out: Part, folder: Path) -
     """Train the inverse-dynamics network."""
     module = build(JudgeConfig(len(vizdoom.ACTIONS)), recipe.run.seed, data.frames_NHWC.device)
     task = JudgeTask(module, data, held_out, recipe.batch, recipe.lr, recipe.run.seed)
-    _claim(folder, recipe)
+    claim(folder, settings(recipe))
     yield from fit(task, recipe.run, folder)
     weights.save({"judge": module}, folder / MODEL, {"judge": "vizdoom"})
 
 
-def _claim(folder: Path, recipe: TokenizerRecipe | WorldRecipe | JudgeRecipe) -> None:
-    given = asdict(recipe)
-    claim(folder, given.pop("run") | given)
+def settings(recipe: Any) -> Line:
+    """What makes the run of a part of a recipe another run. Its gate judges the run, and changes nothing in it."""
+    given: Line = asdict(recipe)
+    given.pop("gate", None)
+    run: Line = given.pop("run")
+    return run | given
 
 
 def tokens(recipe: Recipe, folder: Path, recording: Path, device: torch.device | str) -> TokenData:

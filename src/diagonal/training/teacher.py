@@ -7,10 +7,12 @@ teacher's trajectories, each chunk at a level of its own, to their end (ODE init
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,9 +26,9 @@ from diagonal.training.diffusion import (
     HELD_OUT,
     Split,
     Terms,
+    Undecoded,
     adam,
     autocast,
-    check_frames,
     chunk_levels,
     chunk_memory,
     draw,
@@ -35,19 +37,18 @@ from diagonal.training.diffusion import (
     seed_of,
     shifted,
 )
-from diagonal.training.latents import Clips, Trajectories
-from diagonal.video import VideoArray
+from diagonal.training.latents import Source, Trajectories
 
 EVALUATED = 4  # batches
 
 
 @dataclass
-class TeacherTask:
+class TeacherTask(Undecoded):
     """Flow matching on clips, of which a share loses its prompt. Shares of noise are even before the shift."""
 
     module: Any
-    data: Clips
-    held_out: Clips
+    data: Source  # with videos
+    held_out: Source
     negative_1LC: Tensor  # what stands for no prompt
     batch: int
     seed: int
@@ -62,41 +63,48 @@ class TeacherTask:
         self.optimizers = [adam(self.module, self.lr, (0.9, 0.95), 0.01)]
 
     def loss(self, step: int) -> tuple[Tensor, Terms]:
-        return self.split.mean(self.batch, lambda samples: (self._loss(self.data, self.seed, step, samples), {}))
+        def loss(samples: Sequence[int]) -> tuple[Tensor, Terms]:
+            rngs = [draw(self.seed, step, sample) for sample in samples]
+            dropped = [rng.random() < self.dropout for rng in rngs]
+            return self._distance(self.data, rngs, dropped), {}
 
-    def _loss(self, data: Clips, seed: int, step: int, samples: Sequence[int]) -> Tensor:
-        rngs = [draw(seed, step, sample) for sample in samples]
+        return self.split.mean(self.batch, loss)
+
+    def _distance(self, data: Source, rngs: Sequence[np.random.Generator], dropped: Sequence[bool]) -> Tensor:
+        """The flow-matching loss of clips that chance chooses, some of them without their prompt."""
         batch = data.take([int(rng.integers(len(data))) for rng in rngs])
         clean, device = batch.video_BFCHW, batch.text_BLC.device
         assert clean is not None
-        dropped = torch.tensor([rng.random() < self.dropout for rng in rngs], device=device)[:, None, None]
+        without = torch.tensor(dropped, device=device)[:, None, None]
         share = torch.tensor([[shifted(rng.random(), self.shift)] for rng in rngs], device=device)
         noise = Gaussian([seed_of(rng) for rng in rngs], device)(0, 0, tuple(clean.shape))
         with autocast(device):
-            text = self.module.embed_text(torch.where(dropped, self.negative_1LC, batch.text_BLC))
+            text = self.module.embed_text(torch.where(without, self.negative_1LC, batch.text_BLC))
             found = velocity(self.module, noised(clean, share, noise), START * share, text, Full())
         return losses.flow_matching(found, noise, clean)
 
-    @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """The loss on held-out clips, at levels and with noise that are the same each time."""
-        every = range(self.batch)
-        found = [self._loss(self.held_out, self.seed + HELD_OUT, step, every) for step in range(EVALUATED)]
-        return {"val_loss": float(torch.stack(found).mean())}
-
-    def sheet(self) -> VideoArray | None:
-        """Samples need a decoder: `diagonal generate` shows them."""
-        return None
+        """The loss on held-out clips with their prompts, and how much of it the prompts save: 1 - loss / loss without
+        them."""
+        told, untold = (
+            _held_out(self, partial(self._distance, self.held_out, dropped=[dropped] * self.batch))
+            for dropped in (False, True)
+        )
+        return {"val_loss": told, "val_text_gain": 1 - told / untold}
 
 
 @dataclass
-class OdeTask:
-    """The student's x0 from states of the teacher's trajectories, against their end."""
+class OdeTask(Undecoded):
+    """The student's x0 from states of the teacher's trajectories, against their end.
+
+    One start serves students of several presets: a chunk is at one of the levels that any of them has there, and sees
+    what the first one's window would hold.
+    """
 
     module: Any
     data: Trajectories
     held_out: Trajectories
-    preset: Preset
+    presets: tuple[Preset, ...]
     batch: int
     seed: int
     lr: float = 2e-6
@@ -108,22 +116,23 @@ class OdeTask:
     def __post_init__(self) -> None:
         _, states = self.data.states([0])
         frames, side = states.shape[2], self.module.config.patch
-        check_frames(self.preset, frames)
-        self._frames, self._device = frames, states.device
-        self._memory = chunk_memory(self.preset, frames, states[0, 0, 0, 0].numel() // side**2, self._device)
-        missing = {*preset_shares(self.preset, frames)} - {*self.data.shares}
+        missing = {*preset_shares(self.presets, frames)} - {*self.data.shares}
         if missing:
-            raise ValueError(f"the trajectories have no states at {sorted(missing)}, which the schedule asks for")
+            raise ValueError(f"the trajectories have no states at {sorted(missing)}, which the schedules ask for")
+        self._frames, self._device = frames, states.device
+        self._memory = chunk_memory(self.presets[0], frames, states[0, 0, 0, 0].numel() // side**2, self._device)
         self.module.train().requires_grad_(True)
         self.optimizers = [adam(self.module, self.lr, self.betas, self.weight_decay)]
 
     def loss(self, step: int) -> tuple[Tensor, Terms]:
-        return self.split.mean(self.batch, lambda samples: (self._loss(self.data, self.seed, step, samples), {}))
+        def loss(samples: Sequence[int]) -> tuple[Tensor, Terms]:
+            return self._distance(self.data, [draw(self.seed, step, sample) for sample in samples]), {}
 
-    def _loss(self, data: Trajectories, seed: int, step: int, samples: Sequence[int]) -> Tensor:
-        rngs = [draw(seed, step, sample) for sample in samples]
+        return self.split.mean(self.batch, loss)
+
+    def _distance(self, data: Trajectories, rngs: Sequence[np.random.Generator]) -> Tensor:
         text, states_BSFCHW = data.states([int(rng.integers(len(data))) for rng in rngs])
-        level, share = chunk_levels(self.preset, self._frames, rngs)
+        level, share = chunk_levels(self.presets, self._frames, rngs)
         which = torch.tensor([[data.shares.index(one) for one in row] for row in share.tolist()], device=self._device)
         x = states_BSFCHW[torch.arange(len(text))[:, None], which, torch.arange(self._frames)]
         with autocast(self._device):
@@ -131,13 +140,15 @@ class OdeTask:
         clean = x - share.to(x)[..., None, None, None] * flow
         return losses.regression(clean, states_BSFCHW[:, -1])
 
-    @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
         """The distance to the end of held-out trajectories."""
-        every = range(self.batch)
-        found = [self._loss(self.held_out, self.seed + HELD_OUT, step, every) for step in range(EVALUATED)]
-        return {"val_loss": float(torch.stack(found).mean())}
+        return {"val_loss": _held_out(self, partial(self._distance, self.held_out))}
 
-    def sheet(self) -> VideoArray | None:
-        """Samples need a decoder: `diagonal generate` shows them."""
-        return None
+
+@torch.no_grad()
+def _held_out(task: TeacherTask | OdeTask, distance: Callable[[Sequence[np.random.Generator]], Tensor]) -> float:
+    """The mean of a task's distance over a few batches: samples, levels and noise are the same each time."""
+    found = []
+    for step in range(EVALUATED):
+        found.append(distance([draw(task.seed + HELD_OUT, step, sample) for sample in range(task.batch)]))
+    return float(torch.stack(found).mean())

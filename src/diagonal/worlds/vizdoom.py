@@ -7,8 +7,14 @@ actions. `record` writes shards; each is a safetensors file with
     actions   (N,)            uint8   index into ACTIONS: taken on the frame, it leads to the next one
     episodes  (N,)            int32   frames of one episode follow each other
 
-and the metadata `world`, `scenario`, `seed`, `episode_frames`. A shard depends on these and its number alone, so a
-recording is the same whatever number of processes makes it. Playing needs the extra: pip install 'diagonal[worlds]'.
+and the metadata `world`, `scenario`, `seed`, `episode_frames`. With `captions` it also has what captions.py needs,
+
+    moved     (N,)            float32 how far the action moved the player, in units of the map
+    seen      (N, things)     float32 the share of the screen of each of captions.THINGS
+
+and the metadata `captions`: such a player holds every action for longer, so that there is something to say of it, and
+cannot die. A shard depends on the metadata and its number alone, so a recording is the same whatever number of
+processes makes it. Playing needs the extra: pip install 'diagonal[worlds]'.
 """
 
 from __future__ import annotations
@@ -30,6 +36,8 @@ import numpy.typing as npt
 
 from diagonal.files import atomic
 from diagonal.video import VideoArray
+from diagonal.worlds.captions import NAMES, THINGS, caption, describe
+from diagonal.worlds.player import PATIENT, SHARES, Policy
 from diagonal.worlds.script import parse as parse_script
 
 ACTIONS = ("noop", "forward", "back", "left", "right", "forward+left", "forward+right", "attack")
@@ -40,7 +48,10 @@ FPS = Fraction(35, TICS)
 TURN = 2.5  # degrees per tic: ViZDoom's own turn buttons start slowly, which a frame does not show
 EPISODE = 200  # frames: short, so that the random start visits all rooms
 SHARD_FRAMES = 2048
-SCENARIOS = ("my_way_home", "deadly_corridor", "defend_the_center", "health_gathering_supreme", "basic")
+SCENARIOS = (
+    *("my_way_home", "deadly_corridor", "defend_the_center", "health_gathering_supreme", "basic"),
+    *("defend_the_line", "health_gathering", "predict_position", "rocket_basic"),
+)
 
 # forward, back, turn in degrees per tic (left is negative), attack
 BUTTONS = {
@@ -57,18 +68,6 @@ BUTTONS = {
 
 STARTS = ("hall", "lamps", "gate", "doors", "steel", "bricks")
 SCRIPT = "right*8,forward*8"
-
-# How often the player chooses an action, and for how many frames it is held.
-SHARES = {
-    "noop": (0.09, (2, 5)),
-    "forward": (0.30, (3, 9)),
-    "back": (0.05, (2, 5)),
-    "left": (0.06, (2, 6)),
-    "right": (0.06, (2, 6)),
-    "forward+left": (0.20, (3, 8)),
-    "forward+right": (0.20, (3, 8)),
-    "attack": (0.04, (1, 3)),
-}
 
 
 def start(name: str) -> tuple[VideoArray, list[str]]:
@@ -111,56 +110,58 @@ def tokens(actions: Sequence[str], first_id: int) -> list[list[int]]:
     return [[first_id + ACTIONS.index(action)] for action in actions]
 
 
-@dataclass
-class Policy:
-    """A player who holds actions for a while, walks where there is room and turns where there is none."""
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A frame and what belongs to it."""
 
-    rng: np.random.Generator
-    action: str = NOOP
-    left: int = 0  # frames the action is still held
-    escape: str = ""  # the turn that leads away from a wall
-
-    def next(self, depth: npt.NDArray[np.uint8], moved: float) -> str:
-        """The next action, given the depth of what is seen and how far the last one moved the player."""
-        middle = depth[92:104]
-        ahead, lefts, rights = middle[:, 112:144].mean(), middle[:, 16:80].mean(), middle[:, 176:240].mean()
-        if self.action == self.escape and ahead > 8:
-            self.left = 0  # there is room again
-        blocked = (ahead < 5 and self.rng.random() < 0.5) or (moved < 3 and self.rng.random() < 0.6)
-        if self.action.startswith("forward") and self.left > 0 and blocked:
-            deeper = lefts > rights if self.rng.random() < 0.85 else lefts <= rights
-            self.escape = "left" if deeper else "right"
-            # Away from the wall: mostly by turning, sometimes backwards.
-            self.action, self.left = (self.escape, 10) if self.rng.random() < 0.75 else ("back", 4)
-        elif self.left <= 0:
-            self.escape = ""
-            names = list(SHARES)
-            self.action = names[self.rng.choice(len(names), p=[share for share, _ in SHARES.values()])]
-            low, high = SHARES[self.action][1]
-            self.left = int(self.rng.integers(low, high + 1))
-        self.left -= 1
-        return self.action
+    frame: VideoArray
+    action: str
+    episode: int
+    moved: float  # how far the action led
+    seen_T: npt.NDArray[np.float32]  # shares of the screen; zeros where no captions are asked for
 
 
 def play(scenario: str, seed: int, episode_frames: int = EPISODE) -> Iterator[tuple[VideoArray, str, int]]:
     """Frames, the action taken on each, and the episode's number; without end, the same for the same seed."""
-    game = _game(scenario, seed, episode_frames)
+    moments = watch(scenario, seed, episode_frames)
+    try:
+        for moment in moments:
+            yield moment.frame, moment.action, moment.episode
+    finally:
+        moments.close()  # type: ignore[attr-defined]
+
+
+def watch(scenario: str, seed: int, episode_frames: int = EPISODE, captions: bool = False) -> Iterator[Moment]:
+    """The same with all that captions are made of; `captions` is said at the top."""
+    game = _game(scenario, seed, episode_frames, captions)
     rng = np.random.default_rng(seed)
     episode = 0
     try:
         while True:
             game.new_episode()
-            policy, place = Policy(rng), None
-            while not game.is_episode_finished():
-                state = game.get_state()
-                here = np.asarray(state.game_variables)
-                moved = 100.0 if place is None else float(np.hypot(*(here - place)))
-                action, place = policy.next(state.depth_buffer, moved), here
-                yield halve(state.screen_buffer), action, episode
+            if captions:
+                game.send_game_command("god")
+            policy, moved = Policy(rng, shares=PATIENT if captions else SHARES), 100.0
+            state = game.get_state()
+            while state is not None:
+                here, frame = np.asarray(state.game_variables), halve(state.screen_buffer)
+                action, seen_T = policy.next(state.depth_buffer, moved), _seen(state)
                 game.make_action(list(BUTTONS[action]), TICS)
+                state = game.get_state()  # None: the episode is over, and the last step is taken for one like before
+                moved = moved if state is None else float(np.hypot(*(np.asarray(state.game_variables) - here)))
+                yield Moment(frame, action, episode, moved, seen_T)
             episode += 1
     finally:
         game.close()
+
+
+def _seen(state: Any) -> npt.NDArray[np.float32]:
+    """The share of the screen that each kind of thing takes."""
+    seen_T = np.zeros(len(THINGS), dtype=np.float32)
+    for label in state.labels or ():
+        if label.object_name in NAMES:
+            seen_T[THINGS.index(NAMES[label.object_name])] += float((state.labels_buffer == label.value).mean())
+    return seen_T
 
 
 def halve(picture: VideoArray) -> VideoArray:
@@ -170,7 +171,7 @@ def halve(picture: VideoArray) -> VideoArray:
     return half
 
 
-def _game(scenario: str, seed: int, episode: int) -> Any:
+def _game(scenario: str, seed: int, episode: int, captions: bool) -> Any:
     _check(scenario)
     vizdoom = _vizdoom()
     game = vizdoom.DoomGame()
@@ -180,6 +181,9 @@ def _game(scenario: str, seed: int, episode: int) -> Any:
     game.set_screen_resolution(vizdoom.ScreenResolution.RES_256X192)
     game.set_screen_format(vizdoom.ScreenFormat.RGB24)
     game.set_depth_buffer_enabled(True)
+    if captions:
+        game.set_labels_buffer_enabled(True)
+        game.set_doom_skill(4)  # the hardest, 5, has no immortal players
     game.set_render_hud(False)
     game.set_render_crosshair(False)
     game.set_render_decals(False)
@@ -220,6 +224,7 @@ class Shard:
     frames: int
     folder: str
     episode_frames: int
+    captions: bool = False
 
     @property
     def path(self) -> Path:
@@ -229,7 +234,8 @@ class Shard:
     def metadata(self) -> dict[str, str]:
         """What the file says about itself."""
         numbers = {"seed": str(self.seed), "episode_frames": str(self.episode_frames)}
-        return {"world": "vizdoom", "scenario": self.scenario} | numbers
+        said = {"captions": "1"} if self.captions else {}
+        return {"world": "vizdoom", "scenario": self.scenario} | numbers | said
 
     def record(self) -> int:
         """Play and write; a shard that is there already is kept."""
@@ -238,42 +244,61 @@ class Shard:
         if self.path.exists():
             return self.frames
         game_seed = int(np.random.SeedSequence([self.seed, self.number]).generate_state(1)[0] >> 1)
-        pixels = np.empty((self.frames, HEIGHT, WIDTH, 3), dtype=np.uint8)
-        taken, episodes = np.empty(self.frames, dtype=np.uint8), np.empty(self.frames, dtype=np.int32)
+        content: dict[str, npt.NDArray[Any]] = {
+            "frames": np.empty((self.frames, HEIGHT, WIDTH, 3), dtype=np.uint8),
+            "actions": np.empty(self.frames, dtype=np.uint8),
+            "episodes": np.empty(self.frames, dtype=np.int32),
+            "moved": np.empty(self.frames, dtype=np.float32),
+            "seen": np.empty((self.frames, len(THINGS)), dtype=np.float32),
+        }
         # ViZDoom writes into its working directory; processes that share one disturb each other.
         with tempfile.TemporaryDirectory() as work:
             before = Path.cwd()
             os.chdir(work)
             try:
-                source = play(self.scenario, game_seed, self.episode_frames)
-                for index in range(self.frames):
-                    pixels[index], action, episodes[index] = next(source)
-                    taken[index] = ACTIONS.index(action)
+                source = watch(self.scenario, game_seed, self.episode_frames, self.captions)
+                for index, moment in zip(range(self.frames), source, strict=False):
+                    action = ACTIONS.index(moment.action)
+                    row = (moment.frame, action, moment.episode, moment.moved, moment.seen_T)
+                    for values, value in zip(content.values(), row, strict=True):
+                        values[index] = value
                 source.close()  # type: ignore[attr-defined]
             finally:
                 os.chdir(before)
         with atomic(self.path) as temporary:
-            save_file({"frames": pixels, "actions": taken, "episodes": episodes}, temporary, self.metadata)
+            kept = content if self.captions else {name: content[name] for name in ("frames", "actions", "episodes")}
+            save_file(kept, temporary, self.metadata)
         return self.frames
 
 
-def shards(scenario: str, frames: int, seed: int, folder: str | Path, episode_frames: int = EPISODE) -> list[Shard]:
+def shards(
+    scenario: str,
+    frames: int,
+    seed: int,
+    folder: str | Path,
+    episode_frames: int = EPISODE,
+    captions: bool = False,
+) -> list[Shard]:
     """The files that a recording of so many frames consists of."""
     _check(scenario)
     if frames < 2:
         raise ValueError(f"{frames} frames asked for; a recording needs at least 2")
     counts = [min(SHARD_FRAMES, frames - start) for start in range(0, frames, SHARD_FRAMES)]
     where = str(Path(folder).resolve())
-    return [Shard(scenario, seed, number, count, where, episode_frames) for number, count in enumerate(counts)]
+    return [
+        Shard(scenario, seed, number, count, where, episode_frames, captions) for number, count in enumerate(counts)
+    ]
 
 
 def record(planned: Sequence[Shard], workers: int = 1) -> Iterator[int]:
-    """Write the shards with several processes; yields the frames of each as it is done."""
+    """Write the shards with several processes, no more than there are new shards; yields the frames of each as it is
+    done."""
     check_folder(planned)
-    if not all(shard.path.exists() for shard in planned):
+    workers = min(workers, sum(not shard.path.exists() for shard in planned))
+    if workers:
         _vizdoom()  # refused before a folder is made
     Path(planned[0].folder).mkdir(parents=True, exist_ok=True)
-    if workers == 1:
+    if workers < 2:
         yield from (shard.record() for shard in planned)
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
@@ -296,12 +321,11 @@ def check_folder(planned: Sequence[Shard]) -> None:
         except SafetensorError as error:
             raise ValueError(f"{path} is no shard of a recording: {error}") from error
         asked = shard.metadata | {"frames": str(shard.frames)}
-        other = [
-            f"{key} {value}" for key, value in (found | {"frames": str(frames)}).items() if asked.get(key) != value
-        ]
-        if other or not found:
+        has = found | {"frames": str(frames)}
+        other = [f"{key} {has.get(key, 'unknown')}" for key in asked | has if asked.get(key) != has.get(key)]
+        if other:
             raise ValueError(
-                f"{path} is of another recording ({', '.join(other) or 'unnamed'}); asked for: "
+                f"{path} is of another recording ({', '.join(other)}); asked for: "
                 f"{', '.join(f'{key} {value}' for key, value in asked.items())}. Choose another folder"
             )
 
@@ -321,3 +345,15 @@ def summary(planned: Sequence[Shard]) -> tuple[int, dict[str, float]]:
             counts += np.bincount(file.get_tensor("actions"), minlength=len(ACTIONS))
     shares = (counts / counts.sum()).tolist()
     return episodes, dict(zip(ACTIONS, shares, strict=True))
+
+
+def examples(planned: Sequence[Shard], frames: int = 41, count: int = 4) -> list[str]:
+    """Captions of the first clips of a recording that was made with them."""
+    from safetensors.numpy import load_file
+
+    data = load_file(planned[0].path)
+    starts = [
+        at for at in range(0, len(data["actions"]) - 1, frames) if len({*data["episodes"][at : at + frames]}) == 1
+    ]
+    clips = [[data[name][at : at + frames] for name in ("actions", "moved", "seen")] for at in starts[:count]]
+    return [caption(describe(planned[0].scenario, *clip), seed) for seed, clip in enumerate(clips)]

@@ -1,0 +1,98 @@
+"""The text-to-video world of Doom: captioned clips of eight scenarios, 20 M parameters, students of three methods.
+
+`doom_t2v` is meant for one H200, minutes a stage. `doom_t2v:smoke` is the same chain so small that a laptop finishes in
+a minute; its result is not meant to be good, and its gates let nearly everything pass.
+"""
+
+from __future__ import annotations
+
+from diagonal.recipes import CodecRecipe, Gate, Staged, StudentRecipe, TeacherRecipe, TrajectoryRecipe, VideoRecipe
+from diagonal.training.run import RunConfig
+from diagonal.training.video_stages import staged
+
+SIZES = ("full", "smoke")
+
+
+def video(size: str = "full") -> VideoRecipe:
+    """`size` is full or smoke."""
+    if size not in SIZES:
+        raise ValueError(f"doom_t2v has no size {size!r}; known: {', '.join(SIZES)}")
+    return _full() if size == "full" else _smoke()
+
+
+def distill(size: str = "full") -> Staged:
+    """The whole chain, from recordings to students."""
+    return staged(video(size))
+
+
+def _full() -> VideoRecipe:
+    """96x128 at 8.75 frames a second, clips of 41 frames: 21 latent frames, so 7 chunks of 3."""
+    return VideoRecipe(
+        model="doom-t2v",
+        scenarios=(
+            *("my_way_home", "deadly_corridor", "defend_the_center", "defend_the_line"),
+            *("health_gathering", "health_gathering_supreme", "predict_position", "rocket_basic"),
+        ),
+        frames=65_536,
+        held_out_frames=4_096,
+        episode_frames=205,
+        clip=41,
+        hop=20,
+        ways=4,
+        seed=0,
+        codec=CodecRecipe(
+            "wan_vae/doom",
+            RunConfig(steps=6000, seed=1, warmup=200, evaluate_every=2000, save_every=1000),
+            batch=32,
+            clip=9,
+            frames=20_480,
+            gate=Gate("val_psnr", least=30.0),
+        ),
+        teacher=TeacherRecipe(
+            RunConfig(steps=12_000, seed=2, warmup=500, ema=0.999, evaluate_every=2000, save_every=2000),
+            batch=64,
+            gate=Gate("val_text_gain", least=0.01),
+        ),
+        trajectories=TrajectoryRecipe(count=2048, held_out=32, batch=64),
+        ode=StudentRecipe(
+            RunConfig(steps=2000, seed=4, warmup=100, ema=0.99, evaluate_every=1000, save_every=1000),
+            batch=32,
+            gate=Gate("val_loss", most=0.5),
+            lr=2e-4,
+        ),
+        distill=StudentRecipe(
+            RunConfig(steps=3000, seed=5, warmup=50, clip=10.0, ema=0.99, log_every=60, evaluate_every=600),
+            batch=32,
+            gate=Gate("val_motion", least=0.5, most=2.0),
+            lr=2e-5,
+            critic_lr=4e-5,
+        ),
+        methods=("diagonal-distillation", "self-forcing", "causvid"),
+    )
+
+
+def _smoke() -> VideoRecipe:
+    """Two scenarios and clips of six latent frames."""
+
+    def run(steps: int, seed: int) -> RunConfig:
+        return RunConfig(steps=steps, seed=seed, warmup=2, log_every=5, evaluate_every=steps, save_every=5)
+
+    return VideoRecipe(
+        model="doom-t2v/tiny",
+        scenarios=("my_way_home", "health_gathering"),
+        frames=132,
+        held_out_frames=66,
+        episode_frames=33,
+        clip=11,
+        hop=11,
+        ways=2,
+        seed=0,
+        codec=CodecRecipe(
+            "wan_vae/doom-tiny", run(20, 1), batch=2, clip=5, frames=132, gate=Gate("val_psnr", least=5.0), lr=3e-3
+        ),
+        teacher=TeacherRecipe(run(20, 2), batch=4, gate=Gate("val_text_gain", least=-1.0)),
+        trajectories=TrajectoryRecipe(count=4, held_out=2, batch=2, steps=4),
+        ode=StudentRecipe(run(5, 4), batch=2, gate=Gate("val_loss", most=10.0), lr=2e-4),
+        distill=StudentRecipe(run(6, 5), batch=2, gate=Gate("val_motion", least=0.0), lr=2e-5, critic_lr=4e-5),
+        methods=("diagonal-distillation", "diagonal-distillation:schedule=4444444,context=clean,flow=0", "causvid"),
+    )
