@@ -46,10 +46,10 @@ class Gaussian:
     device: torch.device
 
     def __call__(self, chunk: int, step: int, shape: tuple[int, ...]) -> Tensor:
-        samples = []
+        samples, generator = [], torch.Generator(self.device)
         for seed in self.seeds:
             state = np.random.SeedSequence([seed, chunk, step]).generate_state(1, np.uint64)[0]
-            generator = torch.Generator(self.device).manual_seed(int(state >> np.uint64(1)))
+            generator.manual_seed(int(state >> np.uint64(1)))
             samples.append(torch.randn(shape[1:], generator=generator, device=self.device))
         return torch.stack(samples)
 

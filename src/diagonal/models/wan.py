@@ -147,9 +147,10 @@ class Block(nn.Module):
 
     def hidden(self, x_BFNC: Tensor) -> Tensor:
         """The first half of the feed-forward layer. On a GPU, where no gradient is asked for, GELU is part of the
-        product: no further pass over its large result."""
+        product: no further pass over its large result. (It knows no autocast.)"""
         first = self.ffn[0]
-        if not x_BFNC.is_cuda or torch.is_grad_enabled() or not isinstance(first, nn.Linear):
+        plain = not x_BFNC.is_cuda or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda")
+        if plain or not isinstance(first, nn.Linear):
             out: Tensor = self.ffn[1](first(x_BFNC))
             return out
         flat = torch._addmm_activation(first.bias, x_BFNC.flatten(0, -2), first.weight.t(), use_gelu=True)

@@ -157,6 +157,7 @@ class VideoRecipe:
     ode: StudentRecipe
     distill: StudentRecipe
     methods: tuple[str, ...]  # specs of training.methods; the first one's student is the world, the others are compared
+    ablations: tuple[str, ...] = ()  # more specs, which tables train: the students' common start serves them too
 
     @property
     def held_out_seed(self) -> int:

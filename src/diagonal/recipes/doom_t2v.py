@@ -11,6 +11,16 @@ from diagonal.training.run import RunConfig
 from diagonal.training.video_stages import staged
 
 SIZES = ("full", "smoke")
+METHODS = ("diagonal-distillation", "self-forcing", "causvid")
+ABLATIONS = tuple(
+    f"diagonal-distillation:{change}"
+    for change in (
+        *("schedule=4444444", "schedule=5433333", "schedule=5432222", "schedule=5333333", "schedule=4333333"),
+        *("schedule=4222222", "schedule=5422222"),
+        *("context=clean", "context=t20", "context=t50", "context=t100", "context=t200"),
+        *("flow=0", "flow=0.2", "flow=0.5", "flow=2"),
+    )
+)
 
 
 def video(size: str = "full") -> VideoRecipe:
@@ -26,48 +36,53 @@ def distill(size: str = "full") -> Staged:
 
 
 def _full() -> VideoRecipe:
-    """96x128 at 8.75 frames a second, clips of 41 frames: 21 latent frames, so 7 chunks of 3."""
+    """96x128 at 8.75 frames a second, clips of 41 frames: 21 latent frames, so 7 chunks of 3. An episode is 5 clips."""
+    clip = 41
     return VideoRecipe(
         model="doom-t2v",
         scenarios=(
             *("my_way_home", "deadly_corridor", "defend_the_center", "defend_the_line"),
             *("health_gathering", "health_gathering_supreme", "predict_position", "rocket_basic"),
         ),
-        frames=65_536,
-        held_out_frames=4_096,
-        episode_frames=205,
-        clip=41,
-        hop=20,
+        frames=240 * 5 * clip,
+        held_out_frames=20 * 5 * clip,
+        episode_frames=5 * clip,
+        clip=clip,
+        hop=clip,
         ways=4,
         seed=0,
         codec=CodecRecipe(
             "wan_vae/doom",
-            RunConfig(steps=6000, seed=1, warmup=200, evaluate_every=2000, save_every=1000),
-            batch=32,
+            RunConfig(steps=1800, seed=1, warmup=100, evaluate_every=900, save_every=900),
+            batch=16,
             clip=9,
-            frames=20_480,
-            gate=Gate("val_psnr", least=30.0),
+            frames=20_500,
+            gate=Gate("val_psnr", least=25.0),
         ),
         teacher=TeacherRecipe(
-            RunConfig(steps=12_000, seed=2, warmup=500, ema=0.999, evaluate_every=2000, save_every=2000),
+            RunConfig(steps=3500, seed=2, warmup=300, ema=0.999, evaluate_every=1750, save_every=1750),
             batch=64,
-            gate=Gate("val_text_gain", least=0.01),
+            gate=Gate("val_text_gain", least=0.0),
+            lr=7e-4,
         ),
-        trajectories=TrajectoryRecipe(count=2048, held_out=32, batch=64),
+        trajectories=TrajectoryRecipe(count=1024, held_out=64, batch=128, steps=40),
         ode=StudentRecipe(
-            RunConfig(steps=2000, seed=4, warmup=100, ema=0.99, evaluate_every=1000, save_every=1000),
-            batch=32,
-            gate=Gate("val_loss", most=0.5),
+            RunConfig(steps=400, seed=4, warmup=50, ema=0.98, evaluate_every=200, save_every=400),
+            batch=64,
+            gate=Gate("val_loss", most=1.0),
             lr=2e-4,
         ),
         distill=StudentRecipe(
-            RunConfig(steps=3000, seed=5, warmup=50, clip=10.0, ema=0.99, log_every=60, evaluate_every=600),
+            RunConfig(
+                steps=600, seed=5, warmup=12, clip=10.0, ema=0.95, log_every=60, evaluate_every=300, save_every=600
+            ),
             batch=32,
-            gate=Gate("val_motion", least=0.5, most=2.0),
-            lr=2e-5,
-            critic_lr=4e-5,
+            gate=Gate("val_motion", least=0.2, most=5.0),
+            lr=4e-5,
+            critic_lr=1e-4,
         ),
-        methods=("diagonal-distillation", "self-forcing", "causvid"),
+        methods=METHODS,
+        ablations=ABLATIONS,
     )
 
 

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from diagonal import lpips
+from diagonal.tokenizers.wan_vae import NormSiLU
 from diagonal.training.data import Part, starts
-from diagonal.training.diffusion import HELD_OUT, autocast
+from diagonal.training.diffusion import HELD_OUT, autocast, compiled
 from diagonal.video import VideoArray
 
 EVALUATED = 8  # batches
@@ -52,6 +53,7 @@ class CodecTask:
             starts(part.episodes_N, self.frames).cpu() for part in (self.data, self.held_out)
         )
         self._device = self.data.frames_NHWC.device
+        compiled((part for part in self.module.modules() if isinstance(part, NormSiLU)), self._device)
 
     def loss(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         pixels = _unit(self._draw(self.data, self._starts, self.seed, step))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -107,6 +107,23 @@ def recompute(module: Any) -> None:
         block.forward = _again(block.forward, kernels)
 
 
+def compiled(modules: Iterable[nn.Module], device: torch.device) -> None:
+    """Compile modules, those of a class as one, for calls on a GPU that carry gradient: small operations take longer
+    than the products between them. Without gradient there are kernels of our own."""
+    if device.type != "cuda":
+        return
+    torch._dynamo.config.recompile_limit = 64  # one level for all frames, or one for each; masks; batches; sizes
+    for module in modules:
+        module.forward = _where_learnt(torch.compile(module.forward, dynamic=False), module.forward)
+
+
+def _where_learnt(fast: Callable[..., Tensor], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(*given: Any) -> Tensor:
+        return fast(*given) if torch.is_grad_enabled() else plain(*given)
+
+    return run
+
+
 def _again(forward: Callable[..., Tensor], contexts: Callable[[], tuple[Any, Any]]) -> Callable[..., Tensor]:
     def run(*given: Any) -> Tensor:
         out: Tensor = checkpoint(forward, *given, use_reentrant=False, context_fn=contexts)
@@ -155,7 +172,8 @@ def adam(module: nn.Module, lr: float, betas: tuple[float, float], weight_decay:
     wrong = [name for name, one in module.named_parameters() if one.dtype != torch.float32]
     if wrong:
         raise ValueError(f"{wrong[0]} and {len(wrong) - 1} more are not float32; small updates would be lost: convert")
-    return torch.optim.AdamW(module.parameters(), lr=lr, betas=betas, weight_decay=weight_decay)
+    fused = next(module.parameters()).is_cuda
+    return torch.optim.AdamW(module.parameters(), lr=lr, betas=betas, weight_decay=weight_decay, fused=fused)
 
 
 def check_frames(preset: Preset, frames: int) -> None:

@@ -31,6 +31,7 @@ from diagonal.training.diffusion import (
     autocast,
     chunk_levels,
     chunk_memory,
+    compiled,
     draw,
     noised,
     recompute,
@@ -147,6 +148,8 @@ class DistillTask(Undecoded):
         if method.recompute:
             recompute(self.generator)
             recompute(self.critic)
+        else:
+            compiled(self.critic.blocks, self._device)
         self.optimizers = [
             adam(module, lr, method.betas, method.weight_decay)
             for module, lr in ((self.generator, method.lr), (self.critic, method.critic_lr))

@@ -31,6 +31,7 @@ from diagonal.training.diffusion import (
     autocast,
     chunk_levels,
     chunk_memory,
+    compiled,
     draw,
     noised,
     preset_shares,
@@ -60,6 +61,7 @@ class TeacherTask(Undecoded):
 
     def __post_init__(self) -> None:
         self.module.train().requires_grad_(True)
+        compiled(self.module.blocks, self.negative_1LC.device)
         self.optimizers = [adam(self.module, self.lr, (0.9, 0.95), 0.01)]
 
     def loss(self, step: int) -> tuple[Tensor, Terms]:
@@ -122,6 +124,7 @@ class OdeTask(Undecoded):
         self._frames, self._device = frames, states.device
         self._memory = chunk_memory(self.presets[0], frames, states[0, 0, 0, 0].numel() // side**2, self._device)
         self.module.train().requires_grad_(True)
+        compiled(self.module.blocks, self._device)
         self.optimizers = [adam(self.module, self.lr, self.betas, self.weight_decay)]
 
     def loss(self, step: int) -> tuple[Tensor, Terms]:
