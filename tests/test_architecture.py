@@ -86,6 +86,7 @@ ALLOWED = {
     "lpips": set(),
     "evaluation": {
         "diffusion",
+        "draw",
         "engine.attention",
         "engine.decode",
         "engine.denoise",

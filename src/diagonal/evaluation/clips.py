@@ -13,6 +13,11 @@ from diagonal.evaluation.flow import brightness
 from diagonal.evaluation.metrics import Interval, frechet_of_moments, resampled
 
 
+def evenly(total: int, count: int) -> Tensor:
+    """`count` numbers below `total`, or all of them, evenly spaced."""
+    return torch.linspace(0, total - 1, min(count, total)).round().long()
+
+
 def laplacian_variance(video_BTCHW: Tensor) -> Tensor:
     """Sharpness of each frame, (B, T): the variance of the Laplacian of its luma (of 0 to 255)."""
     grey_NHW = brightness(video_BTCHW).flatten(0, 1)

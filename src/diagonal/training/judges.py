@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from diagonal import weights
+from diagonal.evaluation.clips import evenly
 from diagonal.evaluation.idm import Config as JudgeConfig
 from diagonal.evaluation.idm import InverseDynamics
 from diagonal.evaluation.reader import Answers, Reader
@@ -75,11 +75,6 @@ def told(data: Captioned, codec: Any, count: int) -> Told:
     chosen = evenly(len(data.facts), count)
     video = decode(codec, data.latents_NFCHW[chosen])
     return Told(video, Answers.of([data.facts[index] for index in chosen.tolist()], video.device))
-
-
-def evenly(total: int, count: int) -> Tensor:
-    """`count` numbers below `total`, or all of them, evenly spaced."""
-    return torch.linspace(0, total - 1, min(count, total)).round().long()
 
 
 def recorded(work: Work, part: str, most: int) -> Part:
