@@ -87,9 +87,12 @@ ALLOWED = {
     "lpips": set(),
     "evaluation": {
         "diffusion",
+        "draw",
         "engine.attention",
         "engine.decode",
         "engine.denoise",
+        "engine.teacher",
+        "engine.window",
         "presets",
         "request",
         "schedules",
@@ -110,7 +113,10 @@ ALLOWED = {
     },
     "training": {
         "engine",
+        "evaluation.clips",
         "evaluation.idm",
+        "evaluation.reader",
+        "evaluation.students",
         "files",
         "grid",
         "lpips",

@@ -1,4 +1,4 @@
-"""Pictures of plans and clips: the wave of a schedule (terminal, PNG) and videos side by side."""
+"""Pictures of plans, clips and numbers: the wave of a schedule (terminal, PNG), videos side by side, curves."""
 
 from __future__ import annotations
 
@@ -159,6 +159,101 @@ class _Axis:
 def _dot(draw: Any, centre: tuple[float, float], radius: float, colour: tuple[int, int, int]) -> None:
     x, y = centre
     draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=colour)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A number at a place of a curve, with the bounds of its interval and a label, where it has them."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Curves by name over the same two axes; the points of `loose` ones are not connected."""
+
+    x: str
+    y: str
+    curves: Mapping[str, Sequence[Point]]
+    loose: tuple[str, ...] = ()
+
+
+def save_panels(panels: Sequence[Panel], path: str | Path, title: str, across: int = 2) -> None:
+    """A PNG of panels, `across` of them in a row, each curve in a colour that is the same in all."""
+    from PIL import Image, ImageDraw
+
+    check_target(path, ".png")
+    names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
+    shades = dict(zip(names, colours(np.arange(len(names)) + 1, len(names)).tolist(), strict=True))
+    width, height, top = 560, 360, 48
+    down = -(-len(panels) // across)
+    image = Image.new("RGB", (min(across, len(panels)) * width, top + down * height + 24 * len(names)), PAPER)
+    draw = ImageDraw.Draw(image)
+    draw.text((16, 14), title, fill=INK, font=_font(18))
+    for index, panel in enumerate(panels):
+        row, column = divmod(index, across)
+        left, above = column * width, top + row * height
+        _panel(draw, panel, (left + 72, above + 24, left + width - 24, above + height - 48), shades)
+    for index, name in enumerate(names):
+        line = top + down * height + 24 * index
+        _dot(draw, (28, line + 9), 5, tuple(shades[name]))
+        draw.text((44, line), name, fill=INK, font=_font(14))
+    with atomic(path) as temporary:
+        image.save(temporary, format="PNG")
+
+
+def _panel(draw: Any, panel: Panel, box: tuple[int, int, int, int], shades: Mapping[str, Any]) -> None:
+    points = [point for curve in panel.curves.values() for point in curve]
+    ends = [one for point in points for one in (point.y, point.low, point.high) if one is not None]
+    (x_low, x_high), (y_low, y_high) = _room([point.x for point in points]), _room(ends)
+    left, top, right, bottom = box
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return (
+            left + (x - x_low) / (x_high - x_low) * (right - left),
+            bottom - (y - y_low) / (y_high - y_low) * (bottom - top),
+        )
+
+    draw.rectangle(box, outline=_GREY)
+    for value in _ticks(x_low, x_high):
+        draw.text((place(value, y_low)[0], bottom + 6), f"{value:g}", fill=INK, font=_font(12), anchor="ma")
+    for value in _ticks(y_low, y_high):
+        at = place(x_low, value)[1]
+        draw.line((left, at, right, at), fill=_GREY)
+        draw.text((left - 6, at), f"{value:g}", fill=INK, font=_font(12), anchor="rm")
+    draw.text(((left + right) / 2, bottom + 24), panel.x, fill=INK, font=_font(13), anchor="ma")
+    draw.text((left, top - 6), panel.y, fill=INK, font=_font(13), anchor="lb")
+    for name, curve in panel.curves.items():
+        shade = tuple(shades[name])
+        if name not in panel.loose:
+            draw.line([place(point.x, point.y) for point in curve], fill=shade, width=2)
+        for point in curve:
+            if point.low is not None and point.high is not None:
+                draw.line((*place(point.x, point.low), *place(point.x, point.high)), fill=shade)
+            _dot(draw, place(point.x, point.y), 3, shade)
+            x, y = place(point.x, point.y)
+            late = x > (left + right) / 2  # the label goes where there is room
+            draw.text(
+                (x - 7 if late else x + 7, y - 8), point.label, fill=INK, font=_font(12), anchor="rm" if late else "lm"
+            )
+
+
+def _room(values: Sequence[float]) -> tuple[float, float]:
+    """The ends of an axis that shows all values, with some room at both."""
+    low, high = min(values), max(values)
+    more = 0.06 * (high - low) or 0.5 * abs(high) or 1.0
+    return low - more, high + more
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers between both ends, four to nine."""
+    power = 10.0 ** math.floor(math.log10(high - low))
+    step = next(power / share for share in (1, 2, 5) if (high - low) * share / power >= 4)
+    return [index * step for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def side_by_side(videos: Sequence[VideoArray], labels: Sequence[str]) -> VideoArray:

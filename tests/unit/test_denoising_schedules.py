@@ -167,3 +167,12 @@ def test_chunks_are_counted_from_zero() -> None:
     for schedule in (parse("42"), parse("even"), parse("explicit")):
         with pytest.raises(ValueError, match="counted from 0"):
             schedule.levels(-1)
+
+
+def test_steps_that_cycle_begin_again_where_others_repeat_their_last() -> None:
+    once, again = Diagonal("431"), Diagonal("431", cycle=True)
+    assert [len(once.levels(chunk)) for chunk in range(7)] == [4, 3, 1, 1, 1, 1, 1]
+    assert [len(again.levels(chunk)) for chunk in range(7)] == [4, 3, 1, 4, 3, 1, 4]
+    # The call that a chunk of one step needs for the cache comes along with it.
+    assert [again.context_level(chunk) is None for chunk in range(6)] == [True, True, False] * 2
+    assert parse(spec(again)) == again and "cycle" not in spec(once)

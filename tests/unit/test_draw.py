@@ -183,3 +183,39 @@ def test_the_test_card_is_one_frame_with_sky_ground_and_blocks():
     sky, ground, block = card[0, 5, 5], card[0, -5, 5], card[0, 100, 80]
     assert sky[2] > sky[0] and ground[1] > ground[2]
     np.testing.assert_array_equal(block, [120, 85, 60])
+
+
+# Curves
+
+
+def test_panels_show_every_curve_in_its_colour(tmp_path):
+    rising = [draw.Point(x, 2 * x, 2 * x - 1, 2 * x + 1, label="here") for x in (1, 2, 5)]
+    panels = [draw.Panel("steps", "height", {"rising": rising, "flat": [draw.Point(3, 4)]}) for _ in range(3)]
+    draw.save_panels(panels, tmp_path / "curves.png", "Three panels")
+    image = np.asarray(Image.open(tmp_path / "curves.png"))
+    assert image.shape == (48 + 2 * 360 + 2 * 24, 2 * 560, 3)
+    for shade in draw.colours(np.array([1, 2]), 2):
+        found = (image == shade).all(-1)
+        assert found[48:408, :560].any() and found[408:768, :560].any() and found[768:].any()
+
+
+def test_points_that_are_loose_are_not_connected(tmp_path):
+    points = [draw.Point(1, 1), draw.Point(9, 9)]
+    for name, loose in (("tied", ()), ("loose", ("all",))):
+        draw.save_panels([draw.Panel("x", "y", {"all": points}, loose)], tmp_path / f"{name}.png", "")
+    pixels = {
+        name: (np.asarray(Image.open(tmp_path / f"{name}.png")) == draw.colours(np.array([1]), 1)).all(-1).sum()
+        for name in ("tied", "loose")
+    }
+    assert pixels["tied"] > pixels["loose"] + 200
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-3.2, 17), (0.001, 0.0019), (95, 105), (0, 49_000)])
+def test_ticks_are_round_and_few(low, high):
+    ticks = draw._ticks(low, high)
+    assert 4 <= len(ticks) <= 11 and low <= ticks[0] < ticks[-1] <= high
+    assert np.allclose(np.diff(ticks), ticks[1] - ticks[0])
+
+
+def test_an_axis_has_room_even_for_one_value():
+    assert draw._room([2.0, 2.0]) == (1.0, 3.0) and draw._room([0.0]) == (-1.0, 1.0)

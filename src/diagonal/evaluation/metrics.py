@@ -7,6 +7,7 @@ reported as `frechet_idm`, never as FVD.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from diagonal import lpips
+
 FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 
 def psnr(made: Tensor, true: Tensor) -> Tensor:
@@ -28,6 +32,14 @@ def sharpness(video: Tensor) -> Tensor:
     grey = video.float().mean(-3)
     across, down = grey.diff(dim=-1).abs().flatten(-2).mean(-1), grey.diff(dim=-2).abs().flatten(-2).mean(-1)
     return across + down
+
+
+def lpips_distance(made: Tensor, true: Tensor, weights: Mapping[str, Tensor]) -> FloatArray:
+    """LPIPS of each pair of frames of (..., C, H, W) uint8."""
+    parts = []
+    for ours, theirs in zip(made.flatten(0, -4).split(512), true.flatten(0, -4).split(512), strict=True):
+        parts.append(lpips.distance(ours.float() / 127.5 - 1, theirs.float() / 127.5 - 1, weights))
+    return torch.cat(parts).reshape(made.shape[:-3]).cpu().double().numpy()
 
 
 def colour_jump(video_BTCHW: Tensor, bins: int = 6) -> Tensor:
@@ -45,14 +57,17 @@ def _colour_jump(video_TCHW: Tensor, bins: int) -> Tensor:
 
 
 def frechet(first: Tensor, second: Tensor) -> float:
-    """|m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) of two sets of features (N, F)."""
+    """The Frechet distance of the Gaussians that two sets of features (N, F) suggest."""
     if min(len(first), len(second)) < 2:
         raise ValueError(f"a Frechet distance needs 2 features on each side; there are {len(first)} and {len(second)}")
-    means, covariances = [], []
-    for features in (first.double().cpu(), second.double().cpu()):
-        means.append(features.mean(0))
-        covariances.append(torch.cov(features.T))
-    one, two = covariances
+    both = [features.double().cpu() for features in (first, second)]
+    (mean, one), (other, two) = ((features.mean(0), torch.cov(features.T)) for features in both)
+    return frechet_of_moments((mean, one), (other, two))
+
+
+def frechet_of_moments(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> float:
+    """|m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) of the means and covariances of two Gaussians."""
+    means, (one, two) = zip(first, second, strict=True)
     # tr sqrt(C1 C2) = sum of the square roots of the eigenvalues of C1^(1/2) C2 C1^(1/2), which is symmetric.
     values, vectors = torch.linalg.eigh(one)
     root = vectors @ torch.diag(values.clamp(min=0).sqrt()) @ vectors.T
@@ -84,3 +99,16 @@ def bootstrap(values: FloatArray, draws: int = 2000, seed: int = 0) -> Interval:
             columns = rng.integers(seeds, size=(clips, seeds))
             means[index] = np.nanmean(values[rows, columns])
         return Interval(float(np.nanmean(values)), *(float(x) for x in np.nanquantile(means, (0.025, 0.975))))
+
+
+def resampled(statistic: Callable[[IntArray], float], count: int, draws: int = 200, seed: int = 0) -> Interval:
+    """A statistic of clips, given by their numbers, with its 95 % bootstrap interval over clips.
+
+    Distances between distributions grow when clips are drawn twice, so the draws are moved to lie around the value of
+    all clips: their spread counts, not their mean.
+    """
+    rng = np.random.default_rng(seed)
+    value = statistic(np.arange(count))
+    drawn = np.array([statistic(rng.integers(count, size=count)) for _ in range(draws)])
+    low, high = np.quantile(drawn - drawn.mean(), (0.025, 0.975))
+    return Interval(value, value + float(low), value + float(high))

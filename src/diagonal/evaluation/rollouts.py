@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diagonal import lpips
 from diagonal.engine.protocols import Sampling
 from diagonal.evaluation import metrics
 from diagonal.evaluation.idm import InverseDynamics, judge
@@ -110,17 +109,10 @@ def measure(clips: Clips, made: Rollouts, judges: Judges) -> dict[str, Any]:
     decibels = metrics.psnr(made.videos, true).cpu().double().numpy()
     result |= {"psnr": bootstrap(decibels.mean(-1)), "psnr_by_frame": decibels.mean((0, 1)).tolist()}
     if judges.lpips is not None:
-        distances = _lpips(made.videos, true, judges.lpips)
+        distances = metrics.lpips_distance(made.videos, true, judges.lpips)
         result |= {"lpips": bootstrap(distances.mean(-1)), "lpips_by_frame": distances.mean((0, 1)).tolist()}
         result["lpips_values"] = distances.mean(-1)
     return result | _obedience(clips, made.videos, judges.idm, (count, seeds))
-
-
-def _lpips(made: Tensor, true: Tensor, weights: Mapping[str, Tensor]) -> metrics.FloatArray:
-    parts = []
-    for ours, theirs in zip(made.flatten(0, 2).split(512), true.flatten(0, 2).split(512), strict=True):
-        parts.append(lpips.distance(ours.float() / 127.5 - 1, theirs.float() / 127.5 - 1, weights))
-    return torch.cat(parts).reshape(made.shape[:3]).cpu().double().numpy()
 
 
 def _obedience(clips: Clips, videos: Tensor, network: InverseDynamics, shape: tuple[int, int]) -> dict[str, Any]:
@@ -182,8 +174,8 @@ def frames_until_lost(clips: Clips, videos: Tensor, weights: Mapping[str, Tensor
     A rollout is lost from the first frame that is as far (LPIPS) from the true one as the nearest twentieth of
     unrelated views are: true frames of different clips.
     """
-    unrelated = _lpips(clips.true[:, None], clips.true.roll(1, dims=0)[:, None], weights)
-    lost = _lpips(videos[:, None], clips.true[:, None], weights)[:, 0] > np.quantile(unrelated, 0.05)
+    unrelated = metrics.lpips_distance(clips.true[:, None], clips.true.roll(1, dims=0)[:, None], weights)
+    lost = metrics.lpips_distance(videos[:, None], clips.true[:, None], weights)[:, 0] > np.quantile(unrelated, 0.05)
     return [int(row.argmax()) if row.any() else len(row) for row in lost]
 
 

@@ -30,24 +30,30 @@ class Diagonal:
     """steps: of each chunk; context: the level c, as a step before the shift (100) or a timestep after it (t100).
 
     `context=clean` ends the lists as 100 does and adds a call with the clean chunk. So does, at c, a chunk of one step:
-    its only call is at the noise, which tells later chunks nothing.
+    its only call is at the noise, which tells later chunks nothing. With `cycle=true` a video that is longer than the
+    steps begins them again, so that it gets many steps now and then; else their last one repeats.
     """
 
     steps: str = "4322222"
     context: str = "100"
     shift: float = 5.0
+    cycle: bool = False
 
     def __post_init__(self) -> None:
         for count in sorted(set(digits(self.steps))):
             check_descending([*self._levels(count), *[self._end()] * (count == 1)], f"diagonal: {self}")
 
     def levels(self, chunk: int) -> tuple[float, ...]:
-        return self._levels(repeated(digits(self.steps), chunk))
+        return self._levels(self._count(chunk))
 
     def context_level(self, chunk: int) -> float | None:
         if self.context == CLEAN:
             return 0.0
-        return self._end() if repeated(digits(self.steps), chunk) == 1 else None
+        return self._end() if self._count(chunk) == 1 else None
+
+    def _count(self, chunk: int) -> int:
+        counts = digits(self.steps)
+        return repeated(counts, chunk % len(counts) if self.cycle else chunk)
 
     def _end(self) -> float:
         return FlowTable(self.shift).level(END if self.context == CLEAN else self.context)

@@ -1,0 +1,84 @@
+"""Numbers about generated clips: how they look, how they move, and how far two sets of them are from each other.
+
+Videos are uint8 (B, T, 3, H, W), on any device. Nothing here knows a model.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from diagonal.evaluation.flow import brightness
+from diagonal.evaluation.metrics import Interval, frechet_of_moments, resampled
+
+
+def evenly(total: int, count: int) -> Tensor:
+    """`count` numbers below `total`, or all of them, evenly spaced."""
+    return torch.linspace(0, total - 1, min(count, total)).round().long()
+
+
+def laplacian_variance(video_BTCHW: Tensor) -> Tensor:
+    """Sharpness of each frame, (B, T): the variance of the Laplacian of its luma (of 0 to 255)."""
+    grey_NHW = brightness(video_BTCHW).flatten(0, 1)
+    kernel = torch.tensor([[0.0, 1, 0], [1, -4, 1], [0, 1, 0]], device=grey_NHW.device)
+    edges = F.conv2d(grey_NHW[:, None], kernel[None, None])
+    return edges.flatten(1).var(1, correction=0).reshape(video_BTCHW.shape[:2])
+
+
+def saturation(video_BTCHW: Tensor) -> Tensor:
+    """Chroma of each frame, (B, T): the mean difference of a pixel's largest and smallest colour, 0 to 1."""
+    chroma = video_BTCHW.amax(2).float() - video_BTCHW.amin(2)
+    return chroma.flatten(2).mean(2) / 255
+
+
+def change(video_BTCHW: Tensor) -> Tensor:
+    """Motion as pixels see it, (B, T-1): the mean absolute difference of consecutive frames, 0 to 1."""
+    return video_BTCHW.float().diff(dim=1).abs().flatten(2).mean(2) / 255
+
+
+def wasserstein(first: Tensor, second: Tensor) -> float:
+    """Distance of two distributions of numbers, given by samples: the area between their cumulative shares."""
+    one, two = (values.flatten().double().sort().values for values in (first, second))
+    if not (len(one) and len(two)):
+        raise ValueError(f"a distance of distributions needs samples of both; {len(one)} and {len(two)} given")
+    places = torch.cat([one, two]).sort().values
+    below = [torch.searchsorted(values, places[:-1], right=True).double() / len(values) for values in (one, two)]
+    return float(((below[0] - below[1]).abs() * places.diff()).sum())
+
+
+def f1(told_NM: Tensor, seen_NM: Tensor) -> float:
+    """Of things that are told and things that are seen, over all clips: 2 both / (told + seen); 1 where there are
+    none."""
+    both, all_of_them = int((told_NM & seen_NM).sum()), int(told_NM.sum() + seen_NM.sum())
+    return 2 * both / all_of_them if all_of_them else 1.0
+
+
+def frechet_distance(made_BTF: Tensor, true_BTF: Tensor) -> Interval:
+    """The Frechet distance of the features of two sets of clips, with an interval over the clips of the first.
+
+    Every clip is reduced to its sums, so that drawing clips anew costs no look at their features.
+    """
+    count, sums, squares = _sums(made_BTF)
+    reference = _moments(*(part.sum(0) for part in _sums(true_BTF)))
+
+    def distance(chosen: object) -> float:
+        index = torch.as_tensor(chosen)
+        return frechet_of_moments(_moments(count[index].sum(), sums[index].sum(0), squares[index].sum(0)), reference)
+
+    return resampled(distance, len(made_BTF))
+
+
+def _sums(features_BTF: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How many features each clip has, their sum and the sum of their outer products."""
+    wide = features_BTF.double()
+    count = torch.full((len(wide),), wide.shape[1], dtype=torch.float64)
+    return count, wide.sum(1).cpu(), torch.einsum("btf,btg->bfg", wide, wide).cpu()
+
+
+def _moments(count: Tensor, total: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance."""
+    if count < 2:
+        raise ValueError(f"a Frechet distance needs 2 features on each side; there are {int(count)}")
+    mean = total / count
+    return mean, (squares - count * torch.outer(mean, mean)) / (count - 1)
