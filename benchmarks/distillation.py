@@ -57,7 +57,7 @@ from diagonal.training.captioned import Captioned
 from diagonal.training.judges import ReaderRecipe
 from diagonal.training.latents import Solving
 from diagonal.training.run import RunConfig
-from diagonal.training.video_stages import Work, export, train_student
+from diagonal.training.video_stages import Work, distill_stage, export, train_student
 
 OURS, SELF = "diagonal-distillation", "self-forcing"
 TEACHER_STEPS = 50
@@ -158,7 +158,7 @@ class Bench:
         return work.load(stage, work.recipe.model).to(torch.bfloat16 if work.device.type == "cuda" else torch.float32)
 
     def student(self, spec: str) -> Student:
-        return Student(self.load(self.students, f"distill-{spec}"), self.codec, self.students.method(spec).preset)
+        return Student(self.load(self.students, distill_stage(spec)), self.codec, self.students.method(spec).preset)
 
     def tokens(self, frames: int) -> int:
         """Of a call with so many latent frames."""

@@ -103,3 +103,16 @@ def test_changes_that_change_nothing_are_left_out_of_specs() -> None:
     assert distillation.changed(schedule="4322222") == distillation.changed(flow="1") == OURS
     assert distillation.changed(context="clean", flow="0") == f"{OURS}:context=clean,flow=0"
     assert sum(spec == OURS for spec in distillation.TABLES[4].values()) == 2
+
+
+def test_every_student_of_every_table_is_a_method_with_the_forwards_of_its_schedule(tmp_path: Path) -> None:
+    work = Work(find_video("doom_t2v"), tmp_path, torch.device("cpu"))
+    forwards = {
+        spec: distillation.Student(None, None, work.method(spec).preset).forwards(work.shape[0])
+        for students in distillation.TABLES.values()
+        for spec in students.values()
+    }
+    assert (forwards[OURS], forwards["self-forcing"], forwards["causvid"]) == (17, 35, 28)
+    assert forwards[distillation.changed(context="clean")] == 24
+    for steps in distillation.SCHEDULES:
+        assert forwards[distillation.changed(schedule=steps)] == sum(map(int, steps))

@@ -24,8 +24,8 @@ from diagonal.recipes import JudgeRecipe
 from diagonal.training.captioned import Captioned
 from diagonal.training.data import Part, frames, one_after_another, starts
 from diagonal.training.reader import ReaderTask, Told
-from diagonal.training.run import RunConfig, fit
-from diagonal.training.stages import MODEL, Line, build, claim, train_judge
+from diagonal.training.run import RunConfig, claim, fit
+from diagonal.training.stages import MODEL, Line, build, settings, train_judge
 from diagonal.training.video_stages import PARTS, Work
 from diagonal.worlds import vizdoom
 
@@ -52,7 +52,7 @@ def make_judges(work: Work, reader: ReaderRecipe, judge: JudgeRecipe, most: int)
             for part, count in zip(PARTS, (reader.clips, reader.held_out), strict=True)
         )
         module = build(ReaderConfig(), reader.run.seed, work.device)
-        claim(work.folder / READER, reader)
+        claim(work.folder / READER, settings(reader))
         task = ReaderTask(module, data, held_out, reader.batch, reader.lr, reader.run.seed)
         yield from ((READER, line) for line in fit(task, reader.run, work.folder / READER))
         weights.save({READER: module}, work.folder / READER / MODEL, {READER: work.recipe.model})
