@@ -155,7 +155,7 @@ class Bench:
 
     def load(self, work: Work, stage: str) -> Any:
         """A trained model in the precision that it is used in."""
-        return work.load(stage, work.recipe.model).to(torch.bfloat16 if work.device.type == "cuda" else torch.float32)
+        return work.load(stage, work.recipe.model).to(work.dtype)
 
     def student(self, spec: str) -> Student:
         return Student(self.load(self.students, distill_stage(spec)), self.codec, self.students.method(spec).preset)
@@ -276,7 +276,7 @@ def _teacher_speed(bench: Bench, device: torch.device, dtype: torch.dtype) -> di
     teacher = replace(
         bench.teacher,
         model=bench.work.load("teacher", bench.work.recipe.model).to(device, dtype),
-        codec=bench.work.load_codec().to(device),
+        codec=bench.work.load_codec().to(device, dtype),
         negative_1LC=bench.work.negative.to(device),
     )
     one = replace(bench.asked, text_NLC=bench.asked.text_NLC[:1].to(device), seeds=[0])

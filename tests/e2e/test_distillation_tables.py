@@ -108,7 +108,7 @@ def test_changes_that_change_nothing_are_left_out_of_specs() -> None:
 def test_every_student_of_every_table_is_a_method_with_the_forwards_of_its_schedule(tmp_path: Path) -> None:
     work = Work(find_video("doom_t2v"), tmp_path, torch.device("cpu"))
     forwards = {
-        spec: distillation.Student(None, None, work.method(spec).preset).forwards(work.shape[0])
+        spec: Student(None, None, work.method(spec).preset).forwards(work.shape[0])
         for students in distillation.TABLES.values()
         for spec in students.values()
     }

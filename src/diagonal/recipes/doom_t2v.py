@@ -17,7 +17,7 @@ ABLATIONS = tuple(
     for change in (
         *("schedule=4444444", "schedule=5433333", "schedule=5432222", "schedule=5333333", "schedule=4333333"),
         *("schedule=4222222", "schedule=5422222"),
-        *("context=clean", "context=t20", "context=t50", "context=t100", "context=t200"),
+        *("context=clean", "context=t20", "context=t50", "context=t100", "context=t200", "context=200"),
         *("flow=0", "flow=0.2", "flow=0.5", "flow=2"),
     )
 )
@@ -60,7 +60,7 @@ def _full() -> VideoRecipe:
             gate=Gate("val_psnr", least=25.0),
         ),
         teacher=TeacherRecipe(
-            RunConfig(steps=3500, seed=2, warmup=300, ema=0.999, evaluate_every=1750, save_every=1750),
+            RunConfig(steps=3400, seed=2, warmup=300, ema=0.999, evaluate_every=1700, save_every=1700),
             batch=64,
             gate=Gate("val_text_gain", least=0.0),
             lr=7e-4,

@@ -111,8 +111,8 @@ class Work:
         return module.to(self.device, torch.float32).eval().requires_grad_(False)
 
     def load_codec(self) -> Any:
-        """The trained codec."""
-        return self.load(CODEC, self.recipe.codec.variant)
+        """The trained codec, to be used."""
+        return self.load(CODEC, self.recipe.codec.variant).to(self.dtype)
 
     def done(self, stage: str, how: Any, more: Mapping[str, Any] | None = None) -> bool:
         """Whether a stage was finished before; a folder of other settings, and a number out of bounds, are refused."""
@@ -193,7 +193,7 @@ def train_codec(work: Work, lpips_file: str | Path | None = None) -> Iterator[Li
 
 def encode(work: Work) -> Iterator[tuple[str, Line]]:
     """All clips through the codec, with their facts."""
-    codec, recipe = work.load_codec().to(work.dtype), work.recipe
+    codec, recipe = work.load_codec(), work.recipe
     digest = hashlib.sha256((work.folder / CODEC / MODEL).read_bytes()).hexdigest()
     cutting = captioned.Cutting(recipe.clip, recipe.hop, digest)
     for part, frames_each in zip(PARTS, (recipe.frames, recipe.held_out_frames), strict=True):
@@ -316,7 +316,8 @@ def _show(work: Work, stage: str, student: Any, method: Distillation) -> None:
 def export(work: Work, spec: str, folder: Path) -> Path:
     """A student and its codec as one checkpoint that `load` reads."""
     folder.mkdir(parents=True, exist_ok=True)
-    modules = {"transformer": work.load(distill_stage(spec), work.recipe.model), "tokenizer": work.load_codec()}
+    parts = {"transformer": (distill_stage(spec), work.recipe.model), "tokenizer": (CODEC, work.recipe.codec.variant)}
+    modules = {name: work.load(*part) for name, part in parts.items()}
     weights.save(modules, folder / MODEL, {"model": work.recipe.model, "method": spec})
     return folder
 
