@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks import distillation
+from diagonal.evaluation.students import Student
 from diagonal.recipes import find_video
 from diagonal.training.judges import JUDGE, READER
 from diagonal.training.video_stages import Work, make

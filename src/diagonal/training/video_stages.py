@@ -146,18 +146,22 @@ def check_gate(folder: Path, gate: Gate) -> None:
 
 
 def recordings(work: Work, workers: int = 1) -> Iterator[tuple[str, Line]]:
-    """Record all scenarios with captions, for training and held out."""
+    """Record all scenarios with captions, for training and held out, side by side."""
     recipe = work.recipe
+    planned: dict[str, list[vizdoom.Shard]] = {}
     for part, count, seed in zip(
         PARTS, (recipe.frames, recipe.held_out_frames), (recipe.seed, recipe.held_out_seed), strict=True
     ):
-        done = 0
+        planned[part] = []
         for scenario in recipe.scenarios:
             folder = work.folder / "data" / part / scenario
-            planned = vizdoom.shards(scenario, count, seed, folder, recipe.episode_frames, captions=True)
-            for new in vizdoom.record(planned, workers):
-                done += new
-                yield f"record {part}", {"step": done}
+            planned[part] += vizdoom.shards(scenario, count, seed, folder, recipe.episode_frames, captions=True)
+    made = vizdoom.record([shard for shards in planned.values() for shard in shards], workers)
+    for part, shards in planned.items():
+        done = 0
+        for _, new in zip(shards, made, strict=False):  # which goes on with the next part's
+            done += new
+            yield f"record {part}", {"step": done}
 
 
 def _frames(work: Work, part: str) -> Part:

@@ -291,13 +291,16 @@ def shards(
 
 
 def record(planned: Sequence[Shard], workers: int = 1) -> Iterator[int]:
-    """Write the shards with several processes, no more than there are new shards; yields the frames of each as it is
-    done."""
-    check_folder(planned)
+    """Write the shards, of one recording or of several in folders of their own, with several processes, no more than
+    there are new shards; yields the frames of each as it is done, in their order."""
+    folders = dict.fromkeys(shard.folder for shard in planned)
+    for folder in folders:
+        check_folder([shard for shard in planned if shard.folder == folder])
     workers = min(workers, sum(not shard.path.exists() for shard in planned))
     if workers:
         _vizdoom()  # refused before a folder is made
-    Path(planned[0].folder).mkdir(parents=True, exist_ok=True)
+    for folder in folders:
+        Path(folder).mkdir(parents=True, exist_ok=True)
     if workers < 2:
         yield from (shard.record() for shard in planned)
         return
