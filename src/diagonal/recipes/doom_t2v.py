@@ -44,7 +44,7 @@ def _full() -> VideoRecipe:
             *("my_way_home", "deadly_corridor", "defend_the_center", "defend_the_line"),
             *("health_gathering", "health_gathering_supreme", "predict_position", "rocket_basic"),
         ),
-        frames=240 * 5 * clip,
+        frames=200 * 5 * clip,
         held_out_frames=20 * 5 * clip,
         episode_frames=5 * clip,
         clip=clip,
@@ -60,7 +60,7 @@ def _full() -> VideoRecipe:
             gate=Gate("val_psnr", least=25.0),
         ),
         teacher=TeacherRecipe(
-            RunConfig(steps=3400, seed=2, warmup=300, ema=0.999, evaluate_every=1700, save_every=1700),
+            RunConfig(steps=3000, seed=2, warmup=300, ema=0.999, evaluate_every=1500, save_every=1500),
             batch=64,
             gate=Gate("val_text_gain", least=0.0),
             lr=7e-4,
