@@ -57,7 +57,7 @@ def _full() -> VideoRecipe:
             batch=16,
             clip=9,
             frames=20_500,
-            gate=Gate("val_psnr", least=25.0),
+            gate=Gate("val_psnr", least=24.0),
         ),
         teacher=TeacherRecipe(
             RunConfig(steps=3000, seed=2, warmup=300, ema=0.999, evaluate_every=1500, save_every=1500),

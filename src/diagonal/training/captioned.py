@@ -58,6 +58,9 @@ def encode(recording: Path, codec: Any, cutting: Cutting, target: Path) -> Itera
     scenario, done = "", 0
     for path in sorted(recording.glob("[!.]*.safetensors")):
         scenario, data = _read(path)
+        done += len(data["frames"])
+        if len(data["frames"]) < cutting.frames:  # the rest of a recording
+            continue
         begin = starts(torch.from_numpy(data["episodes"].astype(np.int64)), cutting.frames)
         for part in begin[begin % cutting.hop == 0].split(CHUNK):
             clips = np.stack([data["frames"][at : at + cutting.frames] for at in part.tolist()])
@@ -66,7 +69,6 @@ def encode(recording: Path, codec: Any, cutting: Cutting, target: Path) -> Itera
             names = ("actions", "moved", "seen")
             cuts = ([data[name][at : at + cutting.frames] for name in names] for at in part.tolist())
             facts += [describe(scenario, *cut) for cut in cuts]
-        done += len(data["frames"])
         yield done
     if not latents:
         raise ValueError(f"{recording} holds no clip of {cutting.frames} frames within one episode; record longer ones")
