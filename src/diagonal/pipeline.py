@@ -84,7 +84,7 @@ class World:
         with torch.device("meta"):
             other.model = other.runner = config.build()
             if self.quantized:
-                quantize_model(other.model)
+                quantize_model(other.model, self.quantized)
         try:
             other.model.load_state_dict(self.model.state_dict(), assign=True)
         except RuntimeError as error:
@@ -109,10 +109,12 @@ class World:
         return other
 
     def quantize(self, kind: str = "int8") -> World:
-        """Round the model's matrices to int8 rows, for good, and give the world: see `diagonal.quantize`."""
+        """Round the model's matrices to rows of a kind, for good, and give the world: see `diagonal.quantize`."""
         check_kind(kind)
+        if self.quantized not in (None, kind):
+            raise ValueError(f"{self.name} has weights of {self.quantized}, not to be rounded again; load it anew")
         if not self.quantized:
-            quantize_model(self.model)
+            quantize_model(self.model, kind)
             self.model.eval().requires_grad_(False)
             self.quantized, self.runners = kind, Runners()
         return self
