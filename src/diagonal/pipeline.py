@@ -32,7 +32,6 @@ from diagonal.grid import Grid, Layout
 from diagonal.names import find
 from diagonal.parts import Weights
 from diagonal.plan import Order
-from diagonal.quantize import check as check_kind
 from diagonal.quantize import quantize as quantize_model
 from diagonal.schedules.decoding import Schedule
 from diagonal.stream import Clip, Stream
@@ -110,7 +109,6 @@ class World:
 
     def quantize(self, kind: str = "int8") -> World:
         """Round the model's matrices to rows of a kind, for good, and give the world: see `diagonal.quantize`."""
-        check_kind(kind)
         if self.quantized not in (None, kind):
             raise ValueError(f"{self.name} has weights of {self.quantized}, not to be rounded again; load it anew")
         if not self.quantized:

@@ -63,6 +63,7 @@ def _replace(model: nn.Module, kind: str, wanted: Callable[[str], bool]) -> None
 
 
 def _rounded(linear: nn.Linear, kind: str) -> nn.Linear | ScaledRows:
+    """The layer with its weights rounded; the layer itself where fp8 cannot take them."""
     if kind == "int8":
         return Int8Linear(*int8_rows(linear.weight), linear.bias)
     if any(side % FP8_SIDE for side in linear.weight.shape):
