@@ -32,7 +32,6 @@ from diagonal.grid import Grid, Layout
 from diagonal.names import find
 from diagonal.parts import Weights
 from diagonal.plan import Order
-from diagonal.quantize import check as check_kind
 from diagonal.quantize import quantize as quantize_model
 from diagonal.schedules.decoding import Schedule
 from diagonal.stream import Clip, Stream
@@ -84,7 +83,7 @@ class World:
         with torch.device("meta"):
             other.model = other.runner = config.build()
             if self.quantized:
-                quantize_model(other.model)
+                quantize_model(other.model, self.quantized)
         try:
             other.model.load_state_dict(self.model.state_dict(), assign=True)
         except RuntimeError as error:
@@ -109,10 +108,11 @@ class World:
         return other
 
     def quantize(self, kind: str = "int8") -> World:
-        """Round the model's matrices to int8 rows, for good, and give the world: see `diagonal.quantize`."""
-        check_kind(kind)
+        """Round the model's matrices to rows of a kind, for good, and give the world: see `diagonal.quantize`."""
+        if self.quantized not in (None, kind):
+            raise ValueError(f"{self.name} has weights of {self.quantized}, not to be rounded again; load it anew")
         if not self.quantized:
-            quantize_model(self.model)
+            quantize_model(self.model, kind)
             self.model.eval().requires_grad_(False)
             self.quantized, self.runners = kind, Runners()
         return self

@@ -1,25 +1,30 @@
 """Fewer bits for the matrices of a model. What that changes is measured, never assumed.
 
-`int8`, for token models: half the bytes of bfloat16, for steps that take as long as their weights take to read. Only
-weights are quantised, row by row; activations, keys and values, embeddings and norms stay as they are. What that does
-to a model's choices is measured by `evaluation.agreement`.
+`int8`, for token models: half the bytes of bfloat16. It saves memory, and time in products of few rows only. Weights
+alone are rounded, row by row; activations stay as they are.
 
-`fp8`, for diffusion models: twice the arithmetic of bfloat16 on GPUs that have it (Hopper, Ada and later). The products
-of the blocks take weights and activations in fp8, each row with a scale of its own; attention stays as it is.
+`fp8`, for token models and diffusion models: twice the arithmetic of bfloat16 on GPUs that have it (Hopper, Ada and
+later), and half the bytes. It saves time where steps are wide and the model is large. The products take weights and
+activations in fp8, each row with a scale of its own.
+
+Attention, keys and values, embeddings and norms stay in all of them. What this does to a token model's choices is
+measured by `evaluation.agreement`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import nn
 
-from diagonal.engine.kernels.plain import fp8_rows
-from diagonal.models.layers import Fp8Linear, Int8Linear
+from diagonal.engine.kernels.plain import FP8_SIDE, fp8_rows
+from diagonal.models.layers import Fp8Linear, Int8Linear, ScaledRows
 from diagonal.weights import int8_rows
 
-KINDS = ("int8",)  # of token models
+KINDS = ("int8", "fp8")  # of token models
 VIDEO_KINDS = ("fp8",)  # of diffusion models
 
 # Layers that make keys and values of a text, once a video (their names: docs/add-a-model.md).
@@ -32,31 +37,36 @@ def check(kind: str | None, kinds: tuple[str, ...] = KINDS) -> None:
         raise ValueError(f"quantize={kind!r} is not known; write {', '.join(map(repr, kinds))}, or leave it out")
 
 
-def quantize(model: nn.Module, device: torch.device | None = None) -> None:
-    """Replace the linear layers of a token model by ones with weights of int8, in place.
+def quantize(model: nn.Module, kind: str) -> None:
+    """Replace the linear layers of a token model by ones with weights of a kind, in place.
 
-    All that a step reads as a whole becomes int8: the matrices of the blocks and of the head. Where a model's head is
-    its embedding (WHAM), it stays as it is. With a `device`, each layer is moved there before it is quantised: a large
-    model never is there as a whole.
+    All that a step reads as a whole is rounded: the matrices of the blocks and of the head. Where a model's head is its
+    embedding (WHAM), it stays as it is. With fp8, so do matrices whose sides are not multiples of 16, which GPUs cannot
+    multiply in it (the head of MC-AR).
     """
-    for name, layer in list(model.named_modules()):
-        if isinstance(layer, nn.Linear) and not ONCE.search(name):
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, _int8(layer, device))
+    check(kind)
+    _replace(model, kind, lambda name: not ONCE.search(name))
 
 
-@torch.no_grad()
-def _int8(linear: nn.Linear, device: torch.device | None) -> Int8Linear:
-    linear = linear.to(device=device)
-    return Int8Linear(*int8_rows(linear.weight), linear.bias)
-
-
-@torch.no_grad()
 def quantize_blocks(model: nn.Module) -> None:
     """Replace the linear layers in the blocks of a diffusion model by ones of fp8, in place; those that make keys and
-    values of a text, once a prompt, stay."""
-    for name, layer in list(model.named_modules()):
-        if isinstance(layer, nn.Linear) and name.startswith("blocks.") and not name.endswith("cross_attn.kv"):
-            rows_NK, scale_N1 = fp8_rows(layer.weight)
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, Fp8Linear(rows_NK, scale_N1.flatten(), layer.bias))
+    values of a text, once a prompt, stay, and so do those whose sides are not multiples of 16."""
+    _replace(model, "fp8", lambda name: name.startswith("blocks.") and not name.endswith("cross_attn.kv"))
+
+
+@torch.no_grad()
+def _replace(model: nn.Module, kind: str, wanted: Callable[[str], bool]) -> None:
+    """Put rounded layers in place of linear ones with wanted names, one after the other: the old one is then free."""
+    for name in [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and wanted(name)]:
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, _rounded(cast(nn.Linear, model.get_submodule(name)), kind))
+
+
+def _rounded(linear: nn.Linear, kind: str) -> nn.Linear | ScaledRows:
+    """The layer with its weights rounded; the layer itself where fp8 cannot take them."""
+    if kind == "int8":
+        return Int8Linear(*int8_rows(linear.weight), linear.bias)
+    if any(side % FP8_SIDE for side in linear.weight.shape):
+        return linear
+    rows_NK, scale_N1 = fp8_rows(linear.weight)
+    return Fp8Linear(rows_NK, scale_N1.flatten(), linear.bias)

@@ -101,18 +101,21 @@ def test_two_settings_take_turns_and_few_steps_are_said_to_be_few(tmp_path: Path
     assert os.listdir(tmp_path) == []
 
 
-def test_quantised_weights_are_measured_beside_the_others_with_their_agreement(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "least", "kl"), [("int8", 0.9, 1e-3), ("fp8", 0.9, 2e-3)])
+def test_quantised_weights_are_measured_beside_the_others_with_their_agreement(
+    tmp_path: Path, kind: str, least: float, kl: float
+) -> None:
     settings = ["--model", "mcar/tiny", "--steps", "5", "--repeat", "1", "--no-tokenizer", "--dtype", "float32"]
-    numbers = bench(tmp_path, *settings, "--compare", "quantize=none", "quantize=int8")
+    numbers = bench(tmp_path, *settings, "--compare", "quantize=none", f"quantize={kind}")
     usual, small = numbers["cases"]
-    assert (usual["quantize"], small["quantize"]) == ("none", "int8")
+    assert (usual["quantize"], small["quantize"]) == ("none", kind)
     assert usual["parameters"] == small["parameters"] and small["floor_ms"] < usual["floor_ms"]
     assert "greedy_agreement" not in usual and "greedy_agreement" in numbers["definition"]
-    assert 0.9 < small["greedy_agreement"] <= 1 and small["agreement_positions"] == 501
-    assert 0 < small["agreement_kl"] < 1e-3
-    done = call(tmp_path, *settings, "--quantize", "int8")
+    assert least < small["greedy_agreement"] <= 1 and small["agreement_positions"] == 501
+    assert 0 < small["agreement_kl"] < kl
+    done = call(tmp_path, *settings, "--quantize", kind)
     assert done.returncode == 0, done.stderr
-    assert "float32/int8" in done.stdout and "of 501 most likely tokens are those of float32 weights" in done.stdout
+    assert f"float32/{kind}" in done.stdout and "of 501 most likely tokens are those of float32 weights" in done.stdout
 
 
 def test_the_printed_result_says_what_its_numbers_mean(tmp_path: Path) -> None:
@@ -129,8 +132,8 @@ def test_the_printed_result_says_what_its_numbers_mean(tmp_path: Path) -> None:
         (["--schedule", "spiral"], ["'spiral'", "raster"]),
         (["--compare", "k=1", "schedule=raster"], ["'k=1'", "schedule=... or dtype=..."]),
         (["--compare", "schedule=raster", "dtype=int3"], ["'int3'", "bfloat16"]),
-        (["--quantize", "int4"], ["'int4'", "'int8'"]),
-        (["--compare", "quantize=none", "quantize=fp8"], ["'fp8'", "'int8'"]),
+        (["--quantize", "int4"], ["'int4'", "'int8', 'fp8'"]),
+        (["--compare", "quantize=none", "quantize=int3"], ["'int3'", "'int8', 'fp8'"]),
         (["--schedule", "raster", "--schedule", "diagonal:k=1", "--compare", "dtype=float32", ""], ["one --schedule"]),
         (["--device", "cuda"], ["no CUDA GPU", "cpu"]),
         (["--device", "mps"], ["'mps'", "cpu and cuda"]),

@@ -311,10 +311,11 @@ def test_a_saved_model_gives_the_clip_of_the_model_it_was(tmp_path, world, plain
     np.testing.assert_array_equal(frames, plain[1])
 
 
-def test_quantised_weights_make_the_clip_the_library_makes(tmp_path, plain):
-    numbers, frames = generate(tmp_path, "--frames", "1", "--quantize", "int8")
-    world = load("mcar/tiny").quantize()
-    assert (plain[0]["quantize"], numbers["quantize"]) == ("none", "int8")
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_quantised_weights_make_the_clip_the_library_makes(tmp_path, plain, kind):
+    numbers, frames = generate(tmp_path, "--frames", "1", "--quantize", kind)
+    world = load("mcar/tiny").quantize(kind)
+    assert (plain[0]["quantize"], numbers["quantize"]) == ("none", kind)
     np.testing.assert_array_equal(
         frames, encoded(world.generate(draw.test_card(*SIZE), frames=1, schedule="diagonal:k=1").frames, tmp_path)
     )

@@ -130,19 +130,3 @@ def test_what_the_kernel_cannot_read_is_refused() -> None:
         _run(heads, cache, slots.float())
     with pytest.raises(ValueError, match="powers of two"):
         _run(Heads(_random(2, 3, 8 * 12), 2, 12), _random(2, 2, 2, LENGTH, 12), slots)
-
-
-@pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter has no fp8")
-def test_rows_of_fp8_are_those_of_the_plain_form_and_multiply_as_such() -> None:
-    torch.manual_seed(3)
-    x, weight = _random(20, 256, dtype=torch.bfloat16), _random(48, 256, dtype=torch.bfloat16)
-    with poisoned():
-        rows, scale = _kernels().fp8_rows(x)
-    wanted, exact = plain.fp8_rows(x)
-    torch.testing.assert_close(scale, exact)
-    assert (rows.float() == wanted.float()).float().mean() > 0.999
-    numbers, scales = plain.fp8_rows(weight)
-    bias = _random(48, dtype=torch.bfloat16)
-    found = _kernels().fp8_linear(x[None], numbers, scales.flatten(), bias)
-    twin = plain.fp8_linear(x[None], numbers, scales.flatten(), bias)
-    assert (found.float() - twin.float()).norm() < 0.01 * twin.float().norm()

@@ -19,8 +19,8 @@ pytest.importorskip("triton")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not RUNNABLE, reason="no CUDA device, no TRITON_INTERPRET=1")]
 
 # Rows, columns, depth. A whole number of tiles or not; on a GPU also the sizes of real models.
-SMALL = [(1, 16, 512), (3, 40, 64), (16, 33, 515), (17, 70, 256), (33, 40, 130), (65, 48, 64), (128, 33, 70)]
-LARGE = [(12, 2048, 2048), (12, 6144, 4096), (12, 8262, 1024), (24, 28672, 4096), (48, 4096, 14336), (128, 64000, 4096)]
+SMALL = [(1, 16, 512), (3, 40, 64), (16, 33, 515), (7, 70, 1030)]
+LARGE = [(12, 2048, 2048), (12, 6144, 4096), (12, 8262, 1024), (16, 28672, 4096), (8, 4096, 14336), (16, 64000, 4096)]
 SHAPES = SMALL + (LARGE if DEVICE == "cuda" else [])
 
 
@@ -54,14 +54,13 @@ def test_products_agree_with_float64(shape: tuple[int, int, int], more: tuple[bo
     assert bool(((found.double() - exact).abs() <= bound).all())
 
 
-@pytest.mark.parametrize("rows", [16, 32, 64, 128])
 @pytest.mark.parametrize("width", [16, 32, 64, 128])
-def test_every_form_of_the_kernel_gives_the_same(rows: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_form_of_the_kernel_gives_the_same(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever columns, parts and stages are chosen."""
     kernel = _kernel()
-    x, weight, scale, _, _ = _case(rows, 144, 300, torch.float16)
-    form = (width, 64, max(1, 64 // width) if rows <= 32 else 1, 4)
-    monkeypatch.setattr(kernel, "tiles", lambda *_: form)
+    x, weight, scale, _, _ = _case(16, 144, 700, torch.float16)
+    form = (width, max(1, 64 // width), 4)
+    monkeypatch.setattr(kernel, "tiles", lambda _: form)
     with poisoned():
         found = kernel.linear(x, weight, scale)
     exact = (x.double() @ weight.double().T) * scale.double()
@@ -70,22 +69,17 @@ def test_every_form_of_the_kernel_gives_the_same(rows: int, width: int, monkeypa
 
 def test_tiles_fill_the_machine_and_its_memory_pipes() -> None:
     kernel = _kernel()
-    for rows in (16, 32):
-        for cols in (2048, 2560, 4096, 6144, 8262, 16384, 28672, 64000):
-            width, depth, parts, stages = kernel.tiles(rows, cols)
-            programs = -(-cols // width)
-            held = min(programs / kernel.MULTIPROCESSORS, 3)
-            under_way = held * width * depth * parts * (stages - 1)
-            assert parts * max(1, width // 8) >= kernel.WARPS  # no warp repeats what another does
-            if rows == 16:
-                assert programs >= 128 and under_way >= 26 * 1024
-    for rows in (16, 32, 64, 128):
-        for cols in (64, 2048, 6144, 64000):
-            width, depth, parts, stages = kernel.tiles(rows, cols)
-            assert stages >= 4 and stages * parts * depth * (width + 2 * rows) <= 192 * 1024
+    for cols in (2048, 2560, 4096, 6144, 8262, 16384, 28672, 64000):
+        width, parts, stages = kernel.tiles(cols)
+        programs = -(-cols // width)
+        held = min(programs / kernel.MULTIPROCESSORS, 3)
+        under_way = held * width * kernel.DEPTH * parts * (stages - 1)
+        assert parts * width // 8 >= kernel.WARPS  # no warp repeats what another does
+        assert programs >= 128 and under_way >= 26 * 1024
+        assert stages * parts * kernel.DEPTH * (width + 2 * kernel.MOST_ROWS) <= 192 * 1024
 
 
-@pytest.mark.parametrize(("batch", "dtype"), [(2, torch.bfloat16), (50, torch.bfloat16), (2, torch.float32)])
+@pytest.mark.parametrize(("batch", "dtype"), [(2, torch.bfloat16), (6, torch.bfloat16), (2, torch.float32)])
 def test_batches_are_flattened_and_the_rest_is_left_to_the_twin(batch: int, dtype: torch.dtype) -> None:
     from diagonal.engine.kernels import fused
 
@@ -95,7 +89,7 @@ def test_batches_are_flattened_and_the_rest_is_left_to_the_twin(batch: int, dtyp
     found = fused.int8_linear(shaped[0], weight, scale, bias, shaped[1])
     assert found.shape == (batch, 3, 40) and found.dtype == dtype
     assert (found.flatten(0, 1).double() - exact).abs().max() <= 3 * BFLOAT16 * exact.abs().max()
-    if batch == 50 or dtype == torch.float32:
+    if batch == 6 or dtype == torch.float32:
         assert torch.equal(found, plain.int8_linear(shaped[0], weight, scale, bias, shaped[1]))
 
 
@@ -104,9 +98,9 @@ def test_what_the_kernel_cannot_read_is_refused() -> None:
     x, weight, scale, bias, residual = _case(3, 40, 64, torch.bfloat16)
     with pytest.raises(ValueError, match="the last of them equal"):
         linear(x[:, :32], weight, scale)
-    with pytest.raises(ValueError, match="129 rows"):
-        linear(x[:1].repeat(129, 1), weight, scale)
-    with pytest.raises(ValueError, match=r"torch\.float32; this kernel takes 1 to 128 of bfloat16"):
+    with pytest.raises(ValueError, match="17 rows"):
+        linear(x[:1].repeat(17, 1), weight, scale)
+    with pytest.raises(ValueError, match=r"torch\.float32; this kernel takes 1 to 16 of bfloat16"):
         linear(x.float(), weight, scale)
     with pytest.raises(ValueError, match="int8 and float32 are needed"):
         linear(x, weight, scale.bfloat16())
@@ -126,8 +120,8 @@ def test_logits_of_a_quantised_model_are_those_of_its_plain_form(name: str, monk
     with torch.device(DEVICE):
         torch.manual_seed(0)
         model = find("models", name).config.build().eval()
-    quantize(model)
-    tokens, slots = torch.randint(model.config.codebook, (1, 100), device=DEVICE), torch.arange(100, device=DEVICE)
+    quantize(model, "int8")
+    tokens, slots = torch.randint(model.config.codebook, (1, 16), device=DEVICE), torch.arange(16, device=DEVICE)
     with torch.inference_mode():
         monkeypatch.setenv(SWITCH, "0")
         exact = model(tokens, slots, Causal()).double()

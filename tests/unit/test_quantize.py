@@ -1,4 +1,4 @@
-"""Weights of int8: what is replaced, what it computes, and worlds that are loaded with it."""
+"""Weights of int8 and fp8: what is replaced, what it computes, and worlds that are loaded with it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from diagonal.engine.kernels.plain import fp8_rows
 from diagonal.engine.runner import Eager
 from diagonal.evaluation.floor import ONCE, Traffic, looked_up
 from diagonal.grid import Grid, Layout
-from diagonal.models.layers import Fp8Linear, Int8Linear, add_linear
+from diagonal.models.layers import Fp8Linear, Int8Linear, ScaledRows, add_linear
 from diagonal.names import find
 from diagonal.pipeline import load
 from diagonal.plan import make_plan
-from diagonal.quantize import quantize
+from diagonal.quantize import KINDS, quantize
 from diagonal.weights import SCALE, int8_rows, restore, shrink
 from tests.tiny import GREEDY, TINY, build, random_prompt, sampler, tiny_config
 
 DTYPES = [torch.float32, torch.bfloat16]
+LAYERS: dict[str, type[ScaledRows]] = {"int8": Int8Linear, "fp8": Fp8Linear}
+NUMBERS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 def _layer(bias: bool = True) -> tuple[nn.Linear, Int8Linear]:
@@ -95,44 +97,51 @@ def test_the_state_of_a_layer_and_casts() -> None:
     assert layer.to("meta").scale.is_meta and linear.weight.dtype == torch.float32
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "count"), [("mcar/tiny", 9), ("wham/tiny", 8), ("cosmos/tiny-text", 13)])
-def test_blocks_and_head_become_int8_and_the_rest_stays(name: str, count: int) -> None:
+def test_blocks_and_head_are_rounded_and_the_rest_stays(name: str, count: int, kind: str) -> None:
     model = build(find("models", name).config)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    quantize(model)
-    replaced = {key for key, module in model.named_modules() if isinstance(module, Int8Linear)}
+    quantize(model, kind)
+    replaced = {key for key, module in model.named_modules() if isinstance(module, LAYERS[kind])}
     left = {key for key, module in model.named_modules() if isinstance(module, nn.Linear)}
-    assert len(replaced) == count and all(key.endswith("text_attention.kv") for key in left)
-    assert len(left) == (2 if "text" in name else 0)
+    expected = {f"blocks.{index}.text_attention.kv" for index in range(2)} if "text" in name else set()
+    if kind == "fp8" and name == "mcar/tiny":  # 582 rows, which is no multiple of 16
+        expected, count = {"head"}, count - 1
+    assert len(replaced) == count and left == expected
     for key, value in model.state_dict().items():
         owner = key.rpartition(".")[0]
         if owner not in replaced:
             assert torch.equal(value, before[key])
         elif key.endswith(".weight"):
-            assert value.dtype == torch.int8 and value.shape == before[key].shape
+            assert value.dtype == NUMBERS[kind] and value.shape == before[key].shape
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", TINY)
-def test_the_floor_counts_one_byte_for_each_weight_and_the_scales(name: str) -> None:
+def test_the_floor_counts_one_byte_for_each_weight_and_the_scales(name: str, kind: str) -> None:
     model = build(tiny_config(name)).bfloat16()
-    rows = sum(layer.out_features for key, layer in model.named_modules() if _quantised(key, layer))
-    numbers = sum(layer.weight.numel() for key, layer in model.named_modules() if _quantised(key, layer))
+    shapes = [layer.weight.shape for key, layer in model.named_modules() if _quantised(key, layer, kind)]
     before, tables = Traffic.of(model, torch.bfloat16), set(looked_up(model))
-    quantize(model)
+    quantize(model, kind)
     after = Traffic.of(model, torch.bfloat16)
-    assert after.weights == before.weights - numbers + 4 * rows
+    assert after.weights == before.weights - sum(rows * width for rows, width in shapes) + 4 * sum(
+        rows for rows, _ in shapes
+    )
     assert (after.row, after.slot) == (before.row, before.slot) and set(looked_up(model)) == tables
 
 
-def _quantised(name: str, layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear) and not ONCE.search(name + ".")
+def _quantised(name: str, layer: nn.Module, kind: str) -> bool:
+    if not isinstance(layer, nn.Linear) or ONCE.search(name + "."):
+        return False
+    return kind == "int8" or not (layer.in_features % 16 or layer.out_features % 16)
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_a_quantised_model_decodes_as_one_with_the_rounded_weights(name: str) -> None:
     config: Any = tiny_config(name)
     rounded, small = build(config), build(config)
-    quantize(small)
+    quantize(small, "int8")
     for key, layer in small.named_modules():
         if isinstance(layer, Int8Linear):
             rounded.get_submodule(key).weight.copy_(layer.weight * layer.scale[:, None])
@@ -148,16 +157,16 @@ def test_a_quantised_model_decodes_as_one_with_the_rounded_weights(name: str) ->
 # Worlds
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["doom/tiny", "mcar/tiny", "wham/tiny", "cosmos/tiny"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_world_is_loaded_quantised_and_decodes(name: str, dtype: torch.dtype) -> None:
+def test_a_world_is_loaded_quantised_and_decodes(name: str, dtype: torch.dtype, kind: str) -> None:
     world, usual = (load(name, "random", dtype=dtype) for _ in range(2))
-    world.quantize()
-    assert world.quantized == "int8" and usual.quantized is None
-    layers = [module for module in world.model.modules() if isinstance(module, Int8Linear)]
-    assert layers and not any(isinstance(module, nn.Linear) for module in world.model.modules())
-    assert all(layer.scale.dtype == torch.float32 for layer in layers)
-    assert {p.dtype for p in world.model.parameters()} == {dtype, torch.int8}
+    assert world.quantize(kind).quantize(kind) is world
+    assert world.quantized == kind and usual.quantized is None
+    layers = [module for module in world.model.modules() if isinstance(module, LAYERS[kind])]
+    assert layers and all(layer.scale.dtype == torch.float32 for layer in layers)
+    assert {p.dtype for p in world.model.parameters()} == {dtype, NUMBERS[kind]}
     assert next(world.model.parameters()).dtype == dtype
     assert sum(p.numel() for p in world.model.parameters()) == sum(p.numel() for p in usual.model.parameters())
     config = world.variant.config
@@ -166,31 +175,36 @@ def test_a_world_is_loaded_quantised_and_decodes(name: str, dtype: torch.dtype) 
     assert np.array_equal(clips[0].frames, clips[1].frames) and clips[0].frames.dtype == np.uint8
 
 
-def test_a_quantised_world_of_another_size_has_the_same_weights() -> None:
-    world = load("cosmos/tiny").quantize("int8")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quantised_world_of_another_size_has_the_same_weights(kind: str) -> None:
+    world = load("cosmos/tiny").quantize(kind)
     other = world.at(2 * world.size[0], world.size[1])
-    assert other.quantized == "int8" and other.model.head.weight is not None
+    assert other.quantized == kind and other.model.head.weight.dtype == NUMBERS[kind]
     assert other.model.head.weight.data_ptr() == world.model.head.weight.data_ptr()
     slots = torch.arange(7)
     assert torch.equal(*(one.model(slots[None], slots, Causal()) for one in (world, world.at(*world.size))))
 
 
-def test_a_text_guides_a_quantised_world() -> None:
-    world = load("cosmos/tiny-text").quantize()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_guides_a_quantised_world(kind: str) -> None:
+    world = load("cosmos/tiny-text").quantize(kind)
     guided = world.guided(torch.randn(5, 24))
     slots = torch.arange(7)
     assert not torch.equal(*(one.runner(slots[None], slots, Causal()) for one in (world, guided)))
 
 
 def test_what_cannot_be_done_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="quantize='int4' is not known; write 'int8', or leave it out"):
+    with pytest.raises(ValueError, match="quantize='int4' is not known; write 'int8', 'fp8', or leave it out"):
         load("mcar/tiny").quantize("int4")
-    with pytest.raises(ValueError, match="weights of int8, which are not saved; do not quantise it"):
-        load("mcar/tiny").quantize().save_pretrained(tmp_path / "world")
+    for kind in KINDS:
+        with pytest.raises(ValueError, match=f"weights of {kind}, which are not saved; do not quantise it"):
+            load("mcar/tiny").quantize(kind).save_pretrained(tmp_path / "world")
     assert not (tmp_path / "world").exists()
+    with pytest.raises(ValueError, match="mcar/tiny has weights of int8, not to be rounded again; load it anew"):
+        load("mcar/tiny").quantize("int8").quantize("fp8")
 
 
-# fp8, of diffusion models
+# Products in fp8, and diffusion models
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -204,13 +218,14 @@ def test_fp8_rows_have_scales_of_their_own(dtype: torch.dtype) -> None:
     assert (error < 2**-4).all() and not (rows[4].float() * scale[4]).any()
 
 
-def test_a_layer_of_fp8_is_nearly_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_of_fp8_is_nearly_the_layer() -> None:
     torch.manual_seed(1)
     linear, x = nn.Linear(256, 48), torch.randn(2, 7, 256)
     rows, scale = fp8_rows(linear.weight.detach())
     layer = Fp8Linear(rows, scale.flatten(), linear.bias)
-    found, exact = layer(x), linear(x)
+    found, exact, residual = layer(x), linear(x), torch.randn(2, 7, 48)
     assert 0 < (found - exact).norm() / exact.norm() < 0.06
+    assert torch.equal(add_linear(residual, layer, x), residual + found)
     cast = layer.to(torch.bfloat16)
     assert cast.weight.dtype == torch.float8_e4m3fn and cast.scale.dtype == torch.float32
     assert cast.bias is not None and cast.bias.dtype == torch.bfloat16

@@ -39,7 +39,7 @@ StandInOption = Annotated[StandIn, typer.Option(help="What is fed where a row st
 Refeed = Annotated[bool, typer.Option("--refeed/--no-refeed", help="Feed true row ends when they become known.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, or auto: what this machine computes fastest.")]
-Quantize = Annotated[str, typer.Option(help="none; int8: weights of tokens at half the bytes; fp8: of latents.")]
+Quantize = Annotated[str, typer.Option(help="none; int8 (tokens): small weights; fp8: fast products, of latents too.")]
 Lpips = Annotated[Path | None, typer.Option(help="LPIPS weights (safetensors); left out: no LPIPS.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 

@@ -4,7 +4,7 @@ At batch 1 a step does few operations per weight that it reads, far fewer than a
 time. With b bytes per number:
 
     weights    b * (all parameters - embedding tables - those that only a text's keys and values need);
-               of int8, 1 * their number, and 4 for the scale of each row
+               of int8 and fp8, 1 * their number, and 4 for the scale of each row
     rows       b * width * inputs, for each embedding table
     K/V        b * 2 * layers * key heads * head width * batch * slots that were written and may be seen
 
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from diagonal.engine.protocols import CacheSpec
-from diagonal.models.layers import Int8Linear
+from diagonal.models.layers import ScaledRows
 from diagonal.plan import Plan
 
 FloatArray = npt.NDArray[np.float64]
@@ -46,7 +46,7 @@ class Traffic:
     def of(cls, model: nn.Module, cache_dtype: torch.dtype, batch: int = 1) -> Traffic:
         """The traffic of a model, whose shapes say it all: it may be on the meta device."""
         spec, tables = cast(CacheSpec, model.cache_spec), looked_up(model)
-        numbers = {**dict(model.named_parameters()), **dict(model.named_buffers())}  # scales of int8 are buffers
+        numbers = {**dict(model.named_parameters()), **dict(model.named_buffers())}  # scales of rows are buffers
         whole = [p for name, p in numbers.items() if name not in tables and not ONCE.search(name)]
         return cls(
             weights=sum(p.numel() * p.element_size() for p in whole),
@@ -61,7 +61,7 @@ def looked_up(model: nn.Module) -> dict[str, Tensor]:
     Where a model has no output layer of its own, its table of tokens is that layer too, and is read as a whole.
     """
     tables = {f"{name}.weight": m.weight for name, m in model.named_modules() if isinstance(m, nn.Embedding)}
-    if not any(isinstance(part, nn.Linear | Int8Linear) for part in model.children()):
+    if not any(isinstance(part, nn.Linear | ScaledRows) for part in model.children()):
         del tables[max(tables, key=lambda name: len(tables[name]))]
     return tables
 

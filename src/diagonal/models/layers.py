@@ -1,4 +1,4 @@
-"""The few layers that several models share: norms, SwiGLU, rotary embedding, products with weights of int8, and
+"""The few layers that several models share: norms, SwiGLU, rotary embedding, products with weights of few bits, and
 products onto the residual."""
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class SwiGLU(nn.Module):
 
 
 class ScaledRows(nn.Module):
-    """A linear layer for inference whose row n of weights is scale[n] times the few-bit numbers of its row n. Casts of
-    a model leave numbers and scales as they are; moves go through."""
+    """A linear layer for inference whose row n of weights is scale[n] times the few-bit numbers of its row n. It can
+    add its result to a residual. Casts of a model leave numbers and scales as they are; moves go through."""
 
     scale: Tensor
 
@@ -74,11 +74,7 @@ class ScaledRows(nn.Module):
 class Int8Linear(ScaledRows):
     """x W^T + bias with weights of int8: half the bytes."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops(x).int8_linear(x, self.weight, self.scale, self.bias, None)
-
-    def add(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + forward(x)."""
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return ops(x).int8_linear(x, self.weight, self.scale, self.bias, residual)
 
 
@@ -86,18 +82,20 @@ class Fp8Linear(ScaledRows):
     """x W^T + bias with both in fp8 (e4m3): every row of x is divided by a scale of its own on the way. For many rows:
     it saves arithmetic, not only bytes."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops(x).fp8_linear(x, self.weight, self.scale, self.bias)
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return ops(x).fp8_linear(x, self.weight, self.scale, self.bias, residual)
 
 
-def add_linear(residual: Tensor, linear: nn.Linear | Int8Linear, x: Tensor) -> Tensor:
+def add_linear(residual: Tensor, linear: nn.Linear | ScaledRows, x: Tensor) -> Tensor:
     """residual + linear(x). On a GPU, where no gradient is asked for, the product is added onto the residual as it is
     made: no further pass over it, and one rounding less. The residual is then gone."""
-    if isinstance(linear, Int8Linear):
-        return linear.add(residual, x)
+    out: Tensor
+    if isinstance(linear, ScaledRows):
+        out = linear(x, residual)
+        return out
     alike = residual.dtype == x.dtype == linear.weight.dtype  # not so under autocast
     if not x.is_cuda or torch.is_grad_enabled() or not alike:
-        out: Tensor = residual + linear(x)
+        out = residual + linear(x)
         return out
     residual.view(-1, residual.shape[-1]).addmm_(x.flatten(0, -2), linear.weight.t())
     return residual if linear.bias is None else residual.add_(linear.bias)

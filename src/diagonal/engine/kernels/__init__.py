@@ -34,7 +34,9 @@ class Ops(Protocol):
 
     def add_bias(self, x: Tensor, bias: Tensor, other: Tensor) -> Tensor: ...
 
-    def fp8_linear(self, x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> Tensor: ...
+    def fp8_linear(
+        self, x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual: Tensor | None
+    ) -> Tensor: ...
 
     def add_norm(
         self, x_BFNC: Tensor, delta: Tensor | None, gate: Tensor | None, gain: Tensor, shift: Tensor, eps: float

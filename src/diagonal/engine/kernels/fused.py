@@ -76,7 +76,7 @@ def add_bias(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
 def int8_linear(
     x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual: Tensor | None
 ) -> Tensor:
-    """x (W * scale)^T + bias + residual. Many rows, as of a prompt, and float32 are left to the twin."""
+    """x (W * scale)^T + bias + residual. Wide steps, prompts and float32 are left to the twin."""
     x_MK = x.flatten(0, -2).contiguous()
     alike = all(part is None or part.dtype == x.dtype for part in (bias_N, residual))  # not so under autocast
     if len(x_MK) > int8.MOST_ROWS or x.dtype not in int8.DTYPES or not alike:
@@ -85,26 +85,29 @@ def int8_linear(
     return int8.linear(x_MK, weight_NK, scale_N, bias_N, added_MN).view(*x.shape[:-1], -1)
 
 
-def fp8_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row over a scale of its own, rounded to fp8, and the scales (M, 1)."""
+def fp8_rows(x_MK: Tensor, multiple: int = 1) -> tuple[Tensor, Tensor]:
+    """Each row over a scale of its own, rounded to fp8, and the scales (M, 1); then rows of zeros, to a multiple."""
     x_MK = x_MK.contiguous()
     rows, width = x_MK.shape
-    out, scale = torch.empty_like(x_MK, dtype=torch.float8_e4m3fn), x_MK.new_empty(rows, 1, dtype=torch.float32)
-    limits = (plain.FP8_MOST, plain.TINY)
-    _fp8_rows[(rows,)](x_MK, out, scale, width, *limits, triton.next_power_of_2(width), num_warps=_warps(width))
+    padded = triton.cdiv(rows, multiple) * multiple
+    out = x_MK.new_empty(padded, width, dtype=torch.float8_e4m3fn)
+    scale = x_MK.new_empty(padded, 1, dtype=torch.float32)
+    limits, block = (plain.FP8_MOST, plain.TINY), triton.next_power_of_2(width)
+    _fp8_rows[(padded,)](x_MK, out, scale, rows, width, *limits, block, num_warps=_warps(width))
     return out, scale
 
 
-def fp8_linear(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> Tensor:
-    """x W^T + bias of rows in fp8, on the tensor cores; as the twin on GPUs that have none for it."""
+def fp8_linear(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual: Tensor | None) -> Tensor:
+    """x W^T + bias + residual of rows in fp8, on the tensor cores; as the twin on GPUs that have none for it."""
     if torch.cuda.get_device_capability(x.device) < (8, 9) or x.dtype != torch.bfloat16:
-        return plain.fp8_linear(x, weight_NK, scale_N, bias_N)
-    rows_MK, scale_M1 = fp8_rows(x.flatten(0, -2))
-    product = torch._scaled_mm(
-        rows_MK, weight_NK.t(), scale_M1, scale_N[None], bias=bias_N, out_dtype=x.dtype, use_fast_accum=True
+        return plain.fp8_linear(x, weight_NK, scale_N, bias_N, residual)
+    x_MK = x.flatten(0, -2)
+    rows_PK, scale_P1 = fp8_rows(x_MK, plain.FP8_SIDE)  # P: M and the rows of zeros
+    product_PN = torch._scaled_mm(
+        rows_PK, weight_NK.t(), scale_P1, scale_N[None], bias=bias_N, out_dtype=x.dtype, use_fast_accum=True
     )
-    out: Tensor = product.unflatten(0, x.shape[:-1])
-    return out
+    out: Tensor = product_PN[: len(x_MK)].unflatten(0, x.shape[:-1])
+    return out if residual is None else residual + out
 
 
 def take_row(rows_NR: Tensor, cursor: Tensor) -> Tensor:
@@ -156,12 +159,13 @@ def _check(qkv: Tensor, heads: Heads, caches: tuple[Tensor, Tensor], slots_S: Te
 
 
 @triton.jit
-def _fp8_rows(x, out, scale, width, MOST: tl.constexpr, TINY: tl.constexpr, BLOCK: tl.constexpr):
-    """One row."""
+def _fp8_rows(x, out, scale, rows, width, MOST: tl.constexpr, TINY: tl.constexpr, BLOCK: tl.constexpr):
+    """One row; beyond the last, one of zeros."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
-    value = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    held = tl.where(row < rows, width, 0)
+    value = tl.load(x + row * width + column, mask=column < held, other=0.0).to(tl.float32)
     most = tl.maximum(tl.max(tl.abs(value), 0), TINY) / MOST
     value = tl.minimum(tl.maximum(value / most, -MOST), MOST)
     tl.store(out + row * width + column, value.to(out.dtype.element_ty), mask=inside)

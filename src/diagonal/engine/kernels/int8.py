@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST_ROWS = 128  # beyond, computing takes longer than reading, and libraries do it better
+MOST_ROWS = 16  # one tile of the tensor cores; with more, bfloat16 was faster (docs/log.md)
+DEPTH = 128  # of a tile
 DTYPES = (torch.bfloat16, torch.float16)
 MULTIPROCESSORS = 132  # of an H200; another GPU needs no exact number
 WARPS = 8
@@ -33,28 +34,25 @@ def linear(
     _check(x_MK, weight_NK, scale_N, bias_N, residual_MN)
     (rows, depth), cols = x_MK.shape, len(weight_NK)
     out_MN = x_MK.new_empty(rows, cols)
-    height = max(16, triton.next_power_of_2(rows))
-    width, deep, parts, stages = tiles(height, cols)
+    width, parts, stages = tiles(cols)
     widen = not x_MK.is_cuda  # Triton's interpreter cannot multiply bfloat16 numbers; widened they are the same
     _linear[(triton.cdiv(cols, width),)](
         x_MK, weight_NK, scale_N, bias_N, residual_MN, out_MN, rows, cols, depth,
-        height, width, deep, parts, depth % (deep * parts) == 0, widen, num_warps=WARPS, num_stages=stages,
+        MOST_ROWS, width, DEPTH, parts, depth % (DEPTH * parts) == 0, widen, num_warps=WARPS, num_stages=stages,
     )  # fmt: skip
     return out_MN
 
 
-def tiles(rows: int, cols: int) -> tuple[int, int, int, int]:
-    """Columns of a program, depth of a tile, tiles side by side (they share the depth), and stages of the loop.
+def tiles(cols: int) -> tuple[int, int, int]:
+    """Columns of a program, tiles side by side (they share the depth), and stages of the loop.
 
-    As narrow as lets all programs run at once, three on a multiprocessor: then each has work. A tile or two of 8 KB and
-    four stages keep 24 KB of weights under way for each program; where there are few programs, five keep 32 KB. 26 KB
-    on each multiprocessor are needed. Many rows of x, which every program reads again, leave less room.
+    As narrow as lets all programs run at once, three on a multiprocessor: then each has work. 8 KB of weights in a
+    stage, or 16 where programs are widest, and four stages keep 24 KB of them under way for each program; where there
+    are few programs, five keep 32 KB. 26 KB on each multiprocessor are needed.
     """
-    least = 16 if rows <= 16 else 32
-    width = next((w for w in (16, 32, 64) if w >= least and cols <= 3 * MULTIPROCESSORS * w), 128)
-    parts = max(1, WARPS // (width // 8)) if rows <= 32 else 1  # wide tensor core operations take no parts
-    stages = 5 if rows <= 32 and cols <= 2 * MULTIPROCESSORS * width else 4
-    return width, 64 if rows > 64 else 128, parts, stages
+    width = next((w for w in (16, 32, 64) if cols <= 3 * MULTIPROCESSORS * w), 128)
+    stages = 5 if cols <= 2 * MULTIPROCESSORS * width else 4
+    return width, max(1, WARPS // (width // 8)), stages
 
 
 def _check(x_MK: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual_MN: Tensor | None) -> None:

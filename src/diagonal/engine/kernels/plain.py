@@ -26,6 +26,7 @@ __all__ = [
 
 
 FP8_MOST = 448.0  # the greatest number of fp8 with 4 bits of exponent
+FP8_SIDE = 16  # products in fp8 on tensor cores take matrices whose sides are multiples of it
 TINY = 1e-12  # a row of zeros has some scale
 
 
@@ -88,13 +89,14 @@ def fp8_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     return (x_MK.float() / scale_M1).clamp(-FP8_MOST, FP8_MOST).to(torch.float8_e4m3fn), scale_M1
 
 
-def fp8_linear(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> Tensor:
-    """x W^T + bias of rows in fp8, summed in float32: what the tensor cores compute, in plain float32."""
+def fp8_linear(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual: Tensor | None) -> Tensor:
+    """x W^T + bias of rows in fp8, summed in float32: what the tensor cores compute, in plain float32. The residual is
+    added to the rounded result."""
     rows_MK, scale_M1 = fp8_rows(x.flatten(0, -2))
     product = (rows_MK.float() * scale_M1) @ (weight_NK.float() * scale_N[:, None]).t()
     product = product if bias_N is None else product + bias_N.float()
     out: Tensor = product.to(x.dtype).unflatten(0, x.shape[:-1])
-    return out
+    return out if residual is None else residual + out
 
 
 def take_row(rows_NR: Tensor, cursor: Tensor) -> Tensor:
