@@ -112,6 +112,7 @@ ALLOWED = {
         "worlds",
     },
     "training": {
+        "devices",
         "engine",
         "evaluation.clips",
         "evaluation.idm",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 
 def find_dtype(name: str, device: torch.device | str) -> torch.dtype:
@@ -30,3 +33,10 @@ def check_device(name: torch.device | str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} asked for, but this PyTorch sees no CUDA GPU; use cpu")
     return device
+
+
+def sent(numbers: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers of the host on a device. A GPU gets them in its turn: torch would wait for all that it has to do first,
+    and then it has nothing to do."""
+    here = torch.as_tensor(numbers, dtype=dtype)
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)

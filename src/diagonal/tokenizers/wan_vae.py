@@ -13,7 +13,7 @@ Names of the layers are those of the published checkpoint (Wan2.1_VAE.pth); diff
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
@@ -51,6 +51,7 @@ class Config:
     blocks: int  # of a stage of the encoder; the decoder has one more
     multiples: tuple[int, ...] = (1, 2, 4, 4)  # channels of the stages over `width`, from the finest on
     time: tuple[bool, ...] = (False, True, True)
+    fold: int = 1  # pixels of squares of this side are the channels of one place (Wan2.2): less work at full size
     # Of each latent channel over many videos.
     mean: tuple[float, ...] = (
         *(-0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508),
@@ -77,7 +78,12 @@ class Config:
 
     @property
     def patch(self) -> int:
-        return int(2 ** len(self.time))
+        return self.fold * int(2 ** len(self.time))
+
+    @property
+    def pixels(self) -> int:
+        """Numbers of a place: the colours of its pixels."""
+        return RGB * self.fold**2
 
     @property
     def stride(self) -> int:
@@ -218,7 +224,7 @@ def encoder(config: Config) -> Steps:
         layers += [Downsample(after, config.time[index])] if index < len(config.time) else []
         before = after
     last = {"middle": middle(before), "head": head(before, 2 * config.latent)}
-    return Steps({"conv1": Conv(RGB, config.width), "downsamples": numbered(*layers), **last})
+    return Steps({"conv1": Conv(config.pixels, config.width), "downsamples": numbered(*layers), **last})
 
 
 def decoder(config: Config) -> Steps:
@@ -230,7 +236,7 @@ def decoder(config: Config) -> Steps:
         layers += [Upsample(after, config.time[index - 1])] if index else []
         before = after // 2
     first = {"conv1": Conv(config.latent, coarsest), "middle": middle(coarsest)}
-    return Steps({**first, "upsamples": numbered(*layers), "head": head(config.channels[0], RGB)})
+    return Steps({**first, "upsamples": numbered(*layers), "head": head(config.channels[0], config.pixels)})
 
 
 def diffusers_keys(config: Config) -> dict[str, tuple[str, ...]]:
@@ -292,7 +298,7 @@ class WanVAE(nn.Module):
 
     def latents(self, pixels_BTCHW: Tensor, state: MutableMapping[str, Tensor]) -> Tensor:
         """Latents (B, F, C, rows, cols) of frames in [-1, 1]."""
-        x_BTHWC = pixels_BTCHW.permute(0, 1, 3, 4, 2).to(self.conv1.weight.dtype).contiguous()
+        x_BTHWC = self._folded(pixels_BTCHW).to(self.conv1.weight.dtype).contiguous()
         mu_BTHWC = self._moments(x_BTHWC, state)[0]
         mean, std = self._scale(mu_BTHWC.device)
         return ((mu_BTHWC.float() - mean) / std).to(mu_BTHWC.dtype).permute(0, 1, 4, 2, 3)
@@ -300,13 +306,17 @@ class WanVAE(nn.Module):
     def moments(self, pixels_BTCHW: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log variance of the latents of a whole clip in [-1, 1], as they are before the fixed numbers:
         what training draws from."""
-        mu_BTHWC, log_BTHWC = self._moments(pixels_BTCHW.permute(0, 1, 3, 4, 2).contiguous(), {})
+        mu_BTHWC, log_BTHWC = self._moments(self._folded(pixels_BTCHW).contiguous(), {})
         return mu_BTHWC.permute(0, 1, 4, 2, 3), log_BTHWC.permute(0, 1, 4, 2, 3)
 
     def _moments(self, x_BTHWC: Tensor, state: MutableMapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         encoded = pointwise(self.conv1, self.encoder(x_BTHWC, Past(state, start=not state)))
         mu_BTHWC, log_BTHWC = encoded.chunk(2, dim=-1)
         return mu_BTHWC, log_BTHWC
+
+    def norms(self) -> Iterator[nn.Module]:
+        """Layers that go over large pictures without a product: what training compiles."""
+        return (part for part in self.modules() if isinstance(part, NormSiLU))
 
     @torch.no_grad()
     def absorb(self, mean_C: Tensor, std_C: Tensor) -> None:
@@ -334,7 +344,11 @@ class WanVAE(nn.Module):
         mean, std = self._scale(z_BTHWC.device)
         x_BTHWC = (z_BTHWC * std + mean).to(self.conv2.weight.dtype).contiguous()
         out: Tensor = self.decoder(pointwise(self.conv2, x_BTHWC), Past(state, start=not state))
-        return out.permute(0, 1, 4, 2, 3)
+        return F.pixel_shuffle(out.permute(0, 1, 4, 2, 3), self.config.fold)
+
+    def _folded(self, pixels_BTCHW: Tensor) -> Tensor:
+        """Squares of pixels as places (B, T, rows, cols, channels)."""
+        return F.pixel_unshuffle(pixels_BTCHW, self.config.fold).permute(0, 1, 3, 4, 2)
 
     def _scale(self, device: torch.device) -> tuple[Tensor, Tensor]:
         return per_channel(self.config.mean, device), per_channel(self.config.std, device)
@@ -343,14 +357,13 @@ class WanVAE(nn.Module):
 def _doom(width: int) -> Config:
     """The same network, small, for frames of Doom: 8 channels for each 8x8 pixels of one frame, then of two. The
     numbers of its channels are absorbed into its weights."""
-    channels = 8
-    time = (False, False, True)
-    return Config(width, blocks=1, multiples=(1, 2, 3, 4), time=time, mean=(0.0,) * channels, std=(1.0,) * channels)
+    rest = {"mean": (0.0,) * 8, "std": (1.0,) * 8}
+    return Config(width, blocks=2, multiples=(1, 2, 3), time=(False, True), fold=2, **rest)
 
 
 VARIANTS = {
     "1": Config(width=96, blocks=2),
     "tiny": Config(width=4, blocks=1),
-    "doom": _doom(24),
+    "doom": _doom(32),
     "doom-tiny": _doom(4),
 }

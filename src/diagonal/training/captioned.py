@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file
 from torch import Tensor
 
+from diagonal.devices import sent
 from diagonal.files import atomic
 from diagonal.text import ENCODERS, embed
 from diagonal.training.data import starts
@@ -118,8 +119,8 @@ class Captioned:
 
     def take(self, chosen: Sequence[int]) -> Batch:
         """Samples by their numbers."""
-        clips = [index // self.ways for index in chosen]
-        return Batch(self.text_MLC[list(chosen)].float(), self.latents_NFCHW[clips].float())
+        index = sent(list(chosen), self.text_MLC.device)
+        return Batch(self.text_MLC[index].float(), self.latents_NFCHW[index // self.ways].float())
 
     def prompts(self, count: int, seed: int) -> Prompts:
         """Captions alone, drawn from all samples."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from diagonal import lpips
-from diagonal.tokenizers.wan_vae import NormSiLU
+from diagonal.devices import sent
 from diagonal.training.data import Part, starts
 from diagonal.training.diffusion import HELD_OUT, autocast, compiled
 from diagonal.video import VideoArray
@@ -53,15 +53,16 @@ class CodecTask:
             starts(part.episodes_N, self.frames).cpu() for part in (self.data, self.held_out)
         )
         self._device = self.data.frames_NHWC.device
-        compiled((part for part in self.module.modules() if isinstance(part, NormSiLU)), self._device)
+        compiled(self.module.norms(), self._device)
 
     def loss(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         pixels = _unit(self._draw(self.data, self._starts, self.seed, step))
         with autocast(self._device):
             mu, log_variance = self.module.moments(pixels)
-            noise = torch.randn(mu.shape, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + step))
+            seeded = torch.Generator(self._device).manual_seed(self.seed * 1_000_003 + step)
+            noise = torch.randn(mu.shape, generator=seeded, device=self._device)
             mu, log_variance = mu.float(), log_variance.float().clamp(-30, 20)
-            made = self.module.pixels(mu + (log_variance / 2).exp() * noise.to(mu), {})
+            made = self.module.pixels(mu + (log_variance / 2).exp() * noise, {})
         made = made.float()
         l1 = (made - pixels).abs().mean()
         kl = 0.5 * (mu.square() + log_variance.exp() - 1 - log_variance).mean()
@@ -111,7 +112,7 @@ class CodecTask:
         """Clips (B, T, C, H, W) in bytes."""
         chosen = torch.from_numpy(np.random.default_rng([seed, step]).integers(len(begin), size=self.batch))
         index = begin[chosen][:, None] + torch.arange(frames or self.frames)
-        return part.frames_NHWC[index.to(self._device)].permute(0, 1, 4, 2, 3)
+        return part.frames_NHWC[sent(index, self._device)].permute(0, 1, 4, 2, 3)
 
 
 def _unit(clips: Tensor) -> Tensor:

@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from diagonal.devices import sent
 from diagonal.engine.attention import Full
+from diagonal.engine.captured import Captured
 from diagonal.engine.denoise import Gaussian, Gradient, Noise, Settings, denoise
 from diagonal.engine.protocols import DiffusionModel, TextKV
 from diagonal.engine.teacher import velocity
@@ -155,7 +157,7 @@ class DistillTask(Undecoded):
             for module, lr in ((self.generator, method.lr), (self.critic, method.critic_lr))
         ]
         self._motion = losses.MOTIONS[method.motion]
-        self._caches: dict[int, WindowCache] = {}
+        self._stages: dict[int, tuple[DiffusionModel, WindowCache]] = {}
         self._latest: Terms = {}  # of the generator: lines of the curve fall on the critic's steps too
         side, (height, width) = self.generator.config.patch, self.size
         self._tokens = height // side * (width // side)
@@ -203,7 +205,7 @@ class DistillTask(Undecoded):
         if self.method.forcing == DIFFUSION:
             return self._jump(batch, rngs), batch.text_BLC
         roll = self._roll(step, batch, rngs)
-        video = rollout(self.generator, self._cache(len(rngs)), self.method, roll)
+        video = rollout(*self._stage(len(rngs)), self.method, roll)
         before = roll.frames - self.method.scored
         x = video[:, before:]
         if before and self.first_latent is not None:
@@ -227,7 +229,7 @@ class DistillTask(Undecoded):
     def _jump(self, batch: Batch, rngs: Sequence[np.random.Generator]) -> Tensor:
         """Clips, each chunk noised to a level of its own, in one call of the student."""
         clean = _known(batch)
-        level, share = (one.to(self._device) for one in chunk_levels((self.method.preset,), clean.shape[1], rngs))
+        level, share = (sent(one, self._device) for one in chunk_levels((self.method.preset,), clean.shape[1], rngs))
         noise = Gaussian([seed_of(rng) for rng in rngs], self._device)(0, 0, tuple(clean.shape))
         x = noised(clean, share.float(), noise)
         text = self.generator.embed_text(batch.text_BLC)
@@ -237,7 +239,7 @@ class DistillTask(Undecoded):
         """A share of noise for each sample, (B, 1), and the noise: steps are drawn evenly before the shift."""
         low, high = self.method.score_levels
         drawn = [shifted(int(rng.integers(STEPS)) / STEPS, self.method.preset.shift) for rng in rngs]
-        share = torch.tensor([[min(max(one, low / START), high / START)] for one in drawn], device=self._device)
+        share = sent([[min(max(one, low / START), high / START)] for one in drawn], self._device)
         return share, Gaussian([seed_of(rng) for rng in rngs], self._device)(0, 0, tuple(x.shape))
 
     @torch.no_grad()
@@ -253,14 +255,17 @@ class DistillTask(Undecoded):
         fake = clean(self.critic, self.critic.embed_text(text_BLC))
         return losses.guided(with_it, without, self.method.guidance_scale), fake
 
-    def _cache(self, batch: int) -> WindowCache:
-        if batch not in self._caches:
+    def _stage(self, batch: int) -> tuple[DiffusionModel, WindowCache]:
+        """The student, and its cache for so many videos. On a GPU of its own, calls without gradient are recorded: they
+        are most of a rollout, and short."""
+        if batch not in self._stages:
             preset, cuda = self.method.preset, self._device.type == "cuda"
             window = Window(preset.window_frames or self.method.longest, preset.sink_frames, preset.relative_rope)
             dtype = torch.bfloat16 if cuda else torch.float32
-            spec = self.generator.cache_spec
-            self._caches[batch] = WindowCache(spec, window, self._tokens, batch, self._device, dtype)
-        return self._caches[batch]
+            cache = WindowCache(self.generator.cache_spec, window, self._tokens, batch, self._device, dtype)
+            alone = cuda and self.split.world == 1
+            self._stages[batch] = (Captured(self.generator, cache) if alone else self.generator, cache)
+        return self._stages[batch]
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
@@ -275,7 +280,7 @@ class DistillTask(Undecoded):
         roll = Roll(frames, 1 - 1e-9, None, batch.text_BLC, batch.text_BLC, begun, self.size)
         with autocast(self._device):
             method = replace(self.method, scored=frames, longest=frames, switch=0.0)
-            x = rollout(self.generator, self._cache(len(noise)), method, roll)
+            x = rollout(*self._stage(len(noise)), method, roll)
         moved, wanted = (self._motion(one).abs().mean() for one in (x, teacher))
         return {"val_regression": float(losses.regression(x, teacher)), "val_motion": float(moved / wanted)}
 

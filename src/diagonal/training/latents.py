@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from diagonal.devices import sent
 from diagonal.engine.denoise import Gaussian
 from diagonal.engine.protocols import DiffusionModel
 from diagonal.engine.teacher import trajectory
@@ -51,7 +52,7 @@ class Prompts:
         return len(self.text_NLC)
 
     def take(self, chosen: Sequence[int]) -> Batch:
-        return Batch(self.text_NLC[list(chosen)])
+        return Batch(self.text_NLC[sent(list(chosen), self.text_NLC.device)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,8 @@ class Clips:
         return len(self.text_NLC)
 
     def take(self, chosen: Sequence[int]) -> Batch:
-        return Batch(self.text_NLC[list(chosen)], self.video_NFCHW[list(chosen)])
+        index = sent(list(chosen), self.text_NLC.device)
+        return Batch(self.text_NLC[index], self.video_NFCHW[index])
 
 
 class Trajectories:
@@ -104,7 +106,8 @@ class Trajectories:
     def states(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Prompts, and states (B, shares, F, C, H, W)."""
         if self._held is not None:
-            text, states = (rows[list(chosen)].float() for rows in self._held.values())
+            index = sent(list(chosen), self.device)
+            text, states = (rows[index].float() for rows in self._held.values())
             return text, states
         parts: dict[str, list[Tensor]] = {"text": [], "states": []}
         for path, row in (self._rows[index] for index in chosen):

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diagonal.devices import sent
 from diagonal.engine.attention import Full
 from diagonal.engine.denoise import Gaussian
 from diagonal.engine.teacher import velocity
@@ -77,8 +78,8 @@ class TeacherTask(Undecoded):
         batch = data.take([int(rng.integers(len(data))) for rng in rngs])
         clean, device = batch.video_BFCHW, batch.text_BLC.device
         assert clean is not None
-        without = torch.tensor(dropped, device=device)[:, None, None]
-        share = torch.tensor([[shifted(rng.random(), self.shift)] for rng in rngs], device=device)
+        without = sent(dropped, device)[:, None, None]
+        share = sent([[shifted(rng.random(), self.shift)] for rng in rngs], device)
         noise = Gaussian([seed_of(rng) for rng in rngs], device)(0, 0, tuple(clean.shape))
         with autocast(device):
             text = self.module.embed_text(torch.where(without, self.negative_1LC, batch.text_BLC))
@@ -136,11 +137,12 @@ class OdeTask(Undecoded):
     def _distance(self, data: Trajectories, rngs: Sequence[np.random.Generator]) -> Tensor:
         text, states_BSFCHW = data.states([int(rng.integers(len(data))) for rng in rngs])
         level, share = chunk_levels(self.presets, self._frames, rngs)
-        which = torch.tensor([[data.shares.index(one) for one in row] for row in share.tolist()], device=self._device)
-        x = states_BSFCHW[torch.arange(len(text))[:, None], which, torch.arange(self._frames)]
+        which = sent([[data.shares.index(one) for one in row] for row in share.tolist()], self._device)
+        each, frame = (torch.arange(count, device=self._device) for count in (len(text), self._frames))
+        x = states_BSFCHW[each[:, None], which, frame]
         with autocast(self._device):
-            flow = velocity(self.module, x, level.to(self._device), self.module.embed_text(text), self._memory)
-        clean = x - share.to(x)[..., None, None, None] * flow
+            flow = velocity(self.module, x, sent(level, self._device), self.module.embed_text(text), self._memory)
+        clean = x - sent(share.float(), self._device)[..., None, None, None] * flow
         return losses.regression(clean, states_BSFCHW[:, -1])
 
     def evaluate(self) -> dict[str, float]:

@@ -1,0 +1,71 @@
+"""Training on a GPU: recorded rollouts and compiled blocks change how long a step takes, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diagonal.names import find
+from diagonal.training import distill, teacher
+from diagonal.training.distill import DistillTask
+from diagonal.training.latents import Clips, Prompts
+from diagonal.training.methods import METHODS
+from diagonal.training.teacher import TeacherTask
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
+CUDA, FRAMES, SIDE = torch.device("cuda"), 9, 8
+CONFIG: Any = find("models", "wan/tiny").config
+
+
+def build(seed: int) -> Any:
+    torch.manual_seed(seed)
+    model = CONFIG.build()
+    torch.nn.init.normal_(model.head.head.weight, std=0.1)
+    return model.to(CUDA)
+
+
+def texts(count: int) -> Tensor:
+    return torch.randn(count, CONFIG.text_length, CONFIG.text_dim, generator=torch.Generator().manual_seed(0)).to(CUDA)
+
+
+def losses(task: Any, steps: int) -> list[float]:
+    """Of some steps, each with its update."""
+    found = []
+    for step in range(steps):
+        loss, _ = task.loss(step)
+        loss.backward()
+        for optimizer in task.optimizers:
+            optimizer.step()
+        task.module.zero_grad(set_to_none=True)
+        found.append(float(loss.detach()))
+    return found
+
+
+def test_recorded_rollouts_are_the_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = replace(METHODS["diagonal-distillation-prompts"], scored=FRAMES, longest=FRAMES, lr=1e-4, critic_lr=1e-4)
+
+    def run() -> list[float]:
+        size, without = (SIDE, SIDE), texts(1) * 0
+        task = DistillTask(build(0), build(1), build(2), Prompts(texts(4)), without, method, size, batch=2, seed=0)
+        return losses(task, 13)  # two turns and a step
+
+    monkeypatch.setattr(distill, "compiled", lambda modules, device: None)
+    recorded = run()
+    monkeypatch.setattr(distill, "Captured", lambda model, cache: model)
+    assert recorded == pytest.approx(run(), rel=2e-3)  # backward passes add up in any order
+
+
+def test_compiled_blocks_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = (4, FRAMES, CONFIG.channels, SIDE, SIDE)
+    clips = Clips(texts(4), torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(CUDA))
+
+    def run() -> list[float]:
+        return losses(TeacherTask(build(0), clips, clips, texts(1) * 0, batch=4, seed=0, lr=1e-4), 4)
+
+    compiled = run()
+    monkeypatch.setattr(teacher, "compiled", lambda modules, device: None)
+    assert compiled == pytest.approx(run(), rel=2e-2)  # bfloat16, rounded at other places
