@@ -105,32 +105,26 @@ def _add_norm(
 
 @triton.jit
 def _turn(
-    qkv, q_norm, k_norm, cos, sin, q, k_out, v_out, inputs, width, half, eps, k_batch, v_batch, BLOCK: tl.constexpr,
+    qkv, q_norm, k_norm, cos, sin, q, k_out, v_out, inputs, width, half, eps, k_batch, v_batch, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """One token: pairs (x[2i], x[2i + 1]) of its queries and keys are turned, its values are copied."""
+    """One token: pairs (x[2i], x[2i + 1]) of its queries and keys are turned, its values are copied. Numbers come and go
+    side by side, and become pairs in registers."""
     s, b = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    pair = tl.arange(0, BLOCK)
-    inside = 2 * pair < width
-    at = (b * inputs + s) * 3 * width + 2 * pair
+    pair, column = tl.arange(0, PAIRS), tl.arange(0, 2 * PAIRS)
+    inside = column < width
+    given = qkv + (b * inputs + s) * 3 * width + column
     c = tl.load(cos + s * half + pair % half)
     n = tl.load(sin + s * half + pair % half)
     for part in tl.static_range(2):
-        even = tl.load(qkv + at + part * width, mask=inside, other=0.0)
-        odd = tl.load(qkv + at + part * width + 1, mask=inside, other=0.0)
+        x = tl.load(given + part * width, mask=inside, other=0.0)
         weight = q_norm if part == 0 else k_norm
-        even32, odd32 = even.to(tl.float32), odd.to(tl.float32)
-        scale = tl.rsqrt((tl.sum(even32 * even32, 0) + tl.sum(odd32 * odd32, 0)) / width + eps)
+        x32 = x.to(tl.float32)
         # Rounded as the plain norm rounds: after the scale, and after the weight.
-        gain_even = tl.load(weight + 2 * pair, mask=inside, other=0.0).to(tl.float32)
-        gain_odd = tl.load(weight + 2 * pair + 1, mask=inside, other=0.0).to(tl.float32)
-        even32 = ((even32 * scale).to(even.dtype).to(tl.float32) * gain_even).to(even.dtype).to(tl.float32)
-        odd32 = ((odd32 * scale).to(even.dtype).to(tl.float32) * gain_odd).to(even.dtype).to(tl.float32)
-        low = even32 * c - odd32 * n
-        high = even32 * n + odd32 * c
+        x32 = (x32 * tl.rsqrt(tl.sum(x32 * x32, 0) / width + eps)).to(x.dtype).to(tl.float32)
+        x32 *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+        even, odd = tl.split(tl.reshape(x32.to(x.dtype).to(tl.float32), (PAIRS, 2)))
+        turned = tl.reshape(tl.join(even * c - odd * n, even * n + odd * c), (2 * PAIRS,))
         to = q + (b * inputs + s) * width if part == 0 else k_out + b * k_batch + s * width
-        to += 2 * pair
-        tl.store(to, low.to(to.dtype.element_ty), mask=inside)
-        tl.store(to + 1, high.to(to.dtype.element_ty), mask=inside)
-    to = v_out + b * v_batch + s * width + 2 * pair
-    tl.store(to, tl.load(qkv + at + 2 * width, mask=inside, other=0.0).to(to.dtype.element_ty), mask=inside)
-    tl.store(to + 1, tl.load(qkv + at + 2 * width + 1, mask=inside, other=0.0).to(to.dtype.element_ty), mask=inside)
+        tl.store(to + column, turned.to(to.dtype.element_ty), mask=inside)
+    to = v_out + b * v_batch + s * width
+    tl.store(to + column, tl.load(given + 2 * width, mask=inside, other=0.0).to(to.dtype.element_ty), mask=inside)
