@@ -107,8 +107,8 @@ def _add_norm(
 def _turn(
     qkv, q_norm, k_norm, cos, sin, q, k_out, v_out, inputs, width, half, eps, k_batch, v_batch, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """One token: pairs (x[2i], x[2i + 1]) of its queries and keys are turned, its values are copied. Numbers come and go
-    side by side, and become pairs in registers."""
+    """One token: pairs (x[2i], x[2i + 1]) of its queries and keys are turned, its values are copied. Numbers come and
+    go side by side, and become pairs in registers."""
     s, b = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     pair, column = tl.arange(0, PAIRS), tl.arange(0, 2 * PAIRS)
     inside = column < width
