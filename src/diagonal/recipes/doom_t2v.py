@@ -53,14 +53,15 @@ def _full() -> VideoRecipe:
         seed=0,
         codec=CodecRecipe(
             "wan_vae/doom",
-            RunConfig(steps=1800, seed=1, warmup=100, evaluate_every=900, save_every=900),
+            RunConfig(steps=4000, seed=1, warmup=100, evaluate_every=1000, save_every=1000),
             batch=16,
             clip=9,
             frames=20_500,
             gate=Gate("val_psnr", least=24.0),
+            lr=1e-3,
         ),
         teacher=TeacherRecipe(
-            RunConfig(steps=3000, seed=2, warmup=300, ema=0.999, evaluate_every=1500, save_every=1500),
+            RunConfig(steps=5000, seed=2, warmup=300, ema=0.999, evaluate_every=1250, save_every=1250),
             batch=64,
             gate=Gate("val_text_gain", least=0.0),
             lr=7e-4,
@@ -110,4 +111,5 @@ def _smoke() -> VideoRecipe:
         ode=StudentRecipe(run(5, 4), batch=2, gate=Gate("val_loss", most=10.0), lr=2e-4),
         distill=StudentRecipe(run(6, 5), batch=2, gate=Gate("val_motion", least=0.0), lr=2e-5, critic_lr=4e-5),
         methods=("diagonal-distillation", "diagonal-distillation:schedule=4444444,context=clean,flow=0", "causvid"),
+        ablations=("self-forcing", *ABLATIONS),
     )
