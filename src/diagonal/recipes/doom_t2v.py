@@ -58,13 +58,11 @@ def _full() -> VideoRecipe:
             clip=9,
             frames=20_500,
             gate=Gate("val_psnr", least=24.0),
-            lr=1e-3,
         ),
         teacher=TeacherRecipe(
             RunConfig(steps=5000, seed=2, warmup=300, ema=0.999, evaluate_every=1250, save_every=1250),
             batch=64,
             gate=Gate("val_text_gain", least=0.0),
-            lr=7e-4,
             shift=3.0,
         ),
         trajectories=TrajectoryRecipe(count=1024, held_out=64, batch=128, steps=40, shift=3.0),
