@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diagonal.evaluation.flow import brightness
-from diagonal.evaluation.metrics import Interval, frechet_of_moments, resampled
+from diagonal.evaluation.metrics import Interval, Reference, resampled
 
 
 def evenly(total: int, count: int) -> Tensor:
@@ -60,11 +60,11 @@ def frechet_distance(made_BTF: Tensor, true_BTF: Tensor) -> Interval:
     Every clip is reduced to its sums, so that drawing clips anew costs no look at their features.
     """
     count, sums, squares = _sums(made_BTF)
-    reference = _moments(*(part.sum(0) for part in _sums(true_BTF)))
+    reference = Reference.of(*_moments(*(part.sum(0) for part in _sums(true_BTF))))
 
     def distance(chosen: object) -> float:
         index = torch.as_tensor(chosen)
-        return frechet_of_moments(_moments(count[index].sum(), sums[index].sum(0), squares[index].sum(0)), reference)
+        return reference.distance(*_moments(count[index].sum(), sums[index].sum(0), squares[index].sum(0)))
 
     return resampled(distance, len(made_BTF))
 
