@@ -63,8 +63,9 @@ def frechet_distance(made_BTF: Tensor, true_BTF: Tensor) -> Interval:
     reference = Reference.of(*_moments(*(part.sum(0) for part in _sums(true_BTF))))
 
     def distance(chosen: object) -> float:
-        index = torch.as_tensor(chosen)
-        return reference.distance(*_moments(count[index].sum(), sums[index].sum(0), squares[index].sum(0)))
+        often = torch.bincount(torch.as_tensor(chosen), minlength=len(count)).double()  # how often each clip was drawn
+        total = (often @ squares.flatten(1)).unflatten(0, squares.shape[1:])
+        return reference.distance(*_moments(often @ count, often @ sums, total))
 
     return resampled(distance, len(made_BTF))
 
