@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -75,6 +75,21 @@ def matrices_and_rest(module: nn.Module, inside: str) -> tuple[list[nn.Parameter
     for name, parameter in module.named_parameters():
         (matrices if name.startswith(inside) and parameter.ndim == 2 else rest).append(parameter)
     return matrices, rest
+
+
+def adam(
+    module: nn.Module,
+    lr: float,
+    betas: tuple[float, float],
+    weight_decay: float,
+    parameters: Sequence[nn.Parameter] | None = None,
+) -> torch.optim.Optimizer:
+    """The optimizer of all that is learnt here, or of some of its parameters, over float32 weights."""
+    wrong = [name for name, one in module.named_parameters() if one.dtype != torch.float32]
+    if wrong:
+        raise ValueError(f"{wrong[0]} and {len(wrong) - 1} more are not float32; small updates would be lost: convert")
+    chosen = list(module.parameters()) if parameters is None else parameters
+    return torch.optim.AdamW(chosen, lr=lr, betas=betas, weight_decay=weight_decay, fused=chosen[0].is_cuda)
 
 
 def rate(step: int, steps: int, warmup: int, decay_from: float) -> float:
