@@ -41,7 +41,8 @@ def distance(x_NCHW: Tensor, y_NCHW: Tensor, weights: Mapping[str, Tensor]) -> T
 
 
 def _features(x: Tensor, weights: Mapping[str, Tensor]) -> list[Tensor]:
-    shift, scale = (torch.tensor(v, device=x.device)[:, None, None] for v in (SHIFT, SCALE))
+    # Filled on the device: numbers sent there would wait for all that it has to do.
+    shift, scale = (torch.cat([torch.full((1, 1, 1), v, device=x.device) for v in part]) for part in (SHIFT, SCALE))
     x = (x - shift) / scale
     features = []
     for stage, (stride, padding, pool) in enumerate(STAGES):

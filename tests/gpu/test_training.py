@@ -1,4 +1,4 @@
-"""Training on a GPU: recorded rollouts and compiled blocks change how long a step takes, and nothing else."""
+"""Training on a GPU: recorded rollouts and compiled parts change how long a step takes, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ import torch
 from torch import Tensor
 
 from diagonal.names import find
-from diagonal.training import distill, teacher
+from diagonal.training import codec, distill, stages, teacher
+from diagonal.training.codec import CodecTask
+from diagonal.training.data import Part
 from diagonal.training.distill import DistillTask
 from diagonal.training.latents import Clips, Prompts
 from diagonal.training.methods import METHODS
 from diagonal.training.teacher import TeacherTask
+from tests.unit.test_codec_training import moving, perceptual
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # which torch's compiler looks at
+]
 CUDA, FRAMES, SIDE = torch.device("cuda"), 9, 8
 CONFIG: Any = find("models", "wan/tiny").config
 
@@ -68,4 +75,19 @@ def test_compiled_blocks_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None
 
     compiled = run()
     monkeypatch.setattr(teacher, "compiled", lambda modules, device: None)
+    assert compiled == pytest.approx(run(), rel=2e-2)  # bfloat16, rounded at other places
+
+
+def test_a_compiled_codec_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    clips = moving(64, 16)
+    part = Part(clips.frames_NHWC.to(CUDA), clips.actions_NA, clips.episodes_N)
+    weights = {name: one.to(CUDA) for name, one in perceptual().items()}
+
+    def run() -> list[float]:
+        module = stages.build(find("tokenizers", "wan_vae/doom-tiny"), 0, CUDA)
+        return losses(CodecTask(module, part, part, 9, 4, 1e-3, 0, 1e-4, 0.01, weights), 4)
+
+    compiled = run()
+    monkeypatch.setattr(codec, "compiled", lambda modules, device: None)
+    monkeypatch.setattr(codec, "where_learnt", lambda function, device: function)
     assert compiled == pytest.approx(run(), rel=2e-2)  # bfloat16, rounded at other places

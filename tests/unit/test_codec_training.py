@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from diagonal.names import find
+from diagonal.tokenizers import wan_vae
 from diagonal.training.codec import CodecTask
 from diagonal.training.data import Part
 from diagonal.training.run import RunConfig, fit
@@ -74,6 +75,18 @@ def test_every_term_of_the_loss_moves_the_gradient(change: dict[str, Any]) -> No
         # The first layer's last channel and all before: every term goes through the encoder.
         gradients.append(learner.module.encoder["conv1"].weight.grad.clone())
     assert (gradients[0] - gradients[1]).abs().max() > 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # which torch's compiler looks at
+def test_what_a_gpu_compiles_is_one_graph_each_and_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoder, decoder and LPIPS: a break would leave the host many small graphs to launch."""
+    # Only a CPU calls oneDNN by its name.
+    monkeypatch.setattr(wan_vae, "convolve", lambda conv, clip, bias: conv._conv_forward(clip, conv.weight, bias))
+    plain, traced = (task(lpips_weights=perceptual()) for _ in range(2))
+    for part in (traced.module.encoder, traced.module.decoder):
+        part.forward = torch.compile(part.forward, backend="eager", fullgraph=True)
+    traced._distance = torch.compile(traced._distance, backend="eager", fullgraph=True)
+    torch.testing.assert_close(traced.loss(0)[0], plain.loss(0)[0])
 
 
 def test_clips_are_drawn_within_episodes_and_depend_on_the_step_alone() -> None:

@@ -47,3 +47,13 @@ def test_a_layer_remembers_the_newest_frames_and_no_more_memory_than_theirs() ->
     assert torch.equal(past.join(torch.arange(5.0, 6.0), 2, dim=0), torch.tensor([3.0, 4.0, 5.0]))
     assert state["block.conv"].tolist() == [4.0, 5.0]
     assert state["block.conv"].untyped_storage().nbytes() == 2 * 4
+
+
+def test_without_a_state_nothing_is_remembered_and_a_whole_video_is_the_same() -> None:
+    past = Past(None, start=True) / "conv"
+    assert torch.equal(past.join(torch.arange(5.0), 2, dim=0), torch.arange(5.0)) and past.empty
+    config = wan_vae.Config(width=2, blocks=1, multiples=(1, 2), time=(True,), mean=(0.0,) * 3, std=(1.0,) * 3)
+    codec, video = config.build(), torch.randint(256, (1, 5, 3, 8, 12), dtype=torch.uint8)
+    latents = codec.encode(video)
+    assert torch.equal(latents, codec.encode(video, {}))
+    assert torch.equal(codec.pixels(latents, None), codec.pixels(latents, {}))

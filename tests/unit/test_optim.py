@@ -87,6 +87,47 @@ def test_muon_steps_are_those_of_torch(monkeypatch, momentum, weight_decay, exac
         assert (made - expected).norm() < (1e-4 if exact else 0.05) * (expected - start).norm()
 
 
+def one_by_one(parameter: nn.Parameter, momentum: Tensor, settings: dict[str, float]) -> None:
+    """Muon of one weight in float32, written out."""
+    lr, share = settings["lr"], settings["momentum"]
+    assert parameter.grad is not None
+    momentum.lerp_(parameter.grad, 1 - share)
+    x = parameter.grad.lerp(momentum, share).flatten(1)
+    rows, cols = x.shape
+    x = x.T if rows > cols else x
+    x = x / (x.norm() + 1e-7)
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    x = x.T if rows > cols else x
+    parameter.data.mul_(1 - lr * settings["weight_decay"])
+    parameter.data.sub_(lr * max(1.0, rows / cols) ** 0.5 * x.reshape(parameter.shape))
+
+
+def test_stacked_matrices_and_convolutions_go_where_each_would_alone(monkeypatch):
+    """Matrices of one shape are one stack, whatever they were flattened from, and so are sums of what each adds up."""
+    monkeypatch.setattr(Tensor, "bfloat16", lambda tensor: tensor.float().clone())
+    shapes = [*SHAPES, (24, 8, 3), (24, 24, 1, 1), (16, 6, 2, 2, 2), (48, 4, 2, 2), (8, 2, 3, 1, 1)]
+    settings = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.1}
+    ours, alone = ([nn.Parameter(random(*shape, seed=i) * 0.1) for i, shape in enumerate(shapes)] for _ in range(2))
+    optimizer, buffers = Muon(ours, **settings), [torch.zeros(shape) for shape in shapes]
+    for step in range(5):
+        for index, pair in enumerate(zip(ours, alone, strict=True)):
+            for parameter in pair:
+                parameter.grad = random(*parameter.shape, seed=100 * step + index)
+        if step == 3:  # gone on from a state as a checkpoint holds it: one tensor of a weight's shape each
+            saved = optimizer.state_dict()
+            forms = [{name: tuple(one.shape) for name, one in saved["state"][i].items()} for i in range(len(shapes))]
+            assert forms == [{"momentum": shape} for shape in shapes]
+            optimizer = Muon(ours, **settings)
+            optimizer.load_state_dict(saved)
+        optimizer.step()
+        for parameter, buffer in zip(alone, buffers, strict=True):
+            one_by_one(parameter, buffer, settings)
+    for made, expected in zip(ours, alone, strict=True):
+        assert (made - expected).norm() < 1e-6 * expected.norm()
+
+
 def test_equal_shapes_that_are_stacked_give_what_each_gives_alone():
     together = fresh()
     made = steps(Muon(together, lr=0.02), together)

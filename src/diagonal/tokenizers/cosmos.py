@@ -305,7 +305,7 @@ class CosmosTokenizer(nn.Module):
     def latents(self, video_BTCHW: Tensor) -> Tensor:
         """What is quantised, (B, C, token frames, rows, cols), of a whole clip."""
         x_BCTHW = video_BTCHW.transpose(1, 2).to(self.quant_conv.conv3d.weight.dtype) / 127.5 - 1
-        past = Past({}, start=True)
+        past = Past(None, start=True)
         latents: Tensor = self.quant_conv(self.encoder(x_BCTHW, past), past)
         return latents
 

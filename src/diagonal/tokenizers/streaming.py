@@ -22,7 +22,7 @@ RGB = 3
 class Past:
     """What layers remember between calls; `past / "name"` is the part of a submodule."""
 
-    state: MutableMapping[str, Tensor]
+    state: MutableMapping[str, Tensor] | None  # None: no call follows, so nothing is remembered
     start: bool  # the frames of this call begin the video
     path: str = ""
 
@@ -32,10 +32,12 @@ class Past:
     @property
     def empty(self) -> bool:
         """Nothing is remembered here yet."""
-        return self.path not in self.state
+        return self.state is None or self.path not in self.state
 
     def join(self, x: Tensor, count: int, dim: int) -> Tensor:
         """New frames behind the remembered ones (none at first); the newest `count` of all are remembered."""
+        if self.state is None:
+            return x
         joined = x if self.empty else torch.cat([self.state[self.path], x], dim=dim)
         newest = joined.narrow(dim, max(0, joined.shape[dim] - count), min(count, joined.shape[dim]))
         # A copy: a view would keep all frames in memory.

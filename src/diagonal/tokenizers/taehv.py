@@ -195,7 +195,7 @@ class TAEHV(nn.Module):
         """Latents (B, F, C, rows, cols) of frames in [0, 1]."""
         x_BTHWC = pixels_BTCHW.permute(0, 1, 3, 4, 2).to(self.dtype)
         ahead = x_BTHWC[:, -1:].expand(-1, self.stride - 1, -1, -1, -1)
-        out: Tensor = self.encoder(torch.cat([x_BTHWC, ahead], dim=1), Past({}, start=True))
+        out: Tensor = self.encoder(torch.cat([x_BTHWC, ahead], dim=1), Past(None, start=True))
         return out.permute(0, 1, 4, 2, 3)
 
     def decode(self, latents_BFCHW: Tensor, state: MutableMapping[str, Tensor]) -> Tensor:

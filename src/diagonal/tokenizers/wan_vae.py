@@ -13,7 +13,7 @@ Names of the layers are those of the published checkpoint (Wan2.1_VAE.pth); diff
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
@@ -290,13 +290,12 @@ class WanVAE(nn.Module):
 
     def encode(self, video_BTCHW: Tensor, state: MutableMapping[str, Tensor] | None = None) -> Tensor:
         """Latents (B, F, C, rows, cols) of a clip in one call; with a `state`, empty at first, of its next frames."""
-        state = {} if state is None else state
         check_clip(video_BTCHW, self.stride, self.patch, start=not state)
         with torch.inference_mode():
             latents = self.latents(video_BTCHW.float() / 127.5 - 1, state)
         return latents.clone()
 
-    def latents(self, pixels_BTCHW: Tensor, state: MutableMapping[str, Tensor]) -> Tensor:
+    def latents(self, pixels_BTCHW: Tensor, state: MutableMapping[str, Tensor] | None) -> Tensor:
         """Latents (B, F, C, rows, cols) of frames in [-1, 1]."""
         x_BTHWC = self._folded(pixels_BTCHW).to(self.conv1.weight.dtype).contiguous()
         mu_BTHWC = self._moments(x_BTHWC, state)[0]
@@ -306,17 +305,13 @@ class WanVAE(nn.Module):
     def moments(self, pixels_BTCHW: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log variance of the latents of a whole clip in [-1, 1], as they are before the fixed numbers:
         what training draws from."""
-        mu_BTHWC, log_BTHWC = self._moments(self._folded(pixels_BTCHW).contiguous(), {})
+        mu_BTHWC, log_BTHWC = self._moments(self._folded(pixels_BTCHW).contiguous(), None)
         return mu_BTHWC.permute(0, 1, 4, 2, 3), log_BTHWC.permute(0, 1, 4, 2, 3)
 
-    def _moments(self, x_BTHWC: Tensor, state: MutableMapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _moments(self, x_BTHWC: Tensor, state: MutableMapping[str, Tensor] | None) -> tuple[Tensor, Tensor]:
         encoded = pointwise(self.conv1, self.encoder(x_BTHWC, Past(state, start=not state)))
         mu_BTHWC, log_BTHWC = encoded.chunk(2, dim=-1)
         return mu_BTHWC, log_BTHWC
-
-    def norms(self) -> Iterator[nn.Module]:
-        """Layers that go over large pictures without a product: what training compiles."""
-        return (part for part in self.modules() if isinstance(part, NormSiLU))
 
     @torch.no_grad()
     def absorb(self, mean_C: Tensor, std_C: Tensor) -> None:
@@ -338,8 +333,8 @@ class WanVAE(nn.Module):
             bytes_BTCHW = ((pixels.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
         return bytes_BTCHW.clone()
 
-    def pixels(self, latents_BFCHW: Tensor, state: MutableMapping[str, Tensor]) -> Tensor:
-        """Decoded frames in about [-1, 1], (B, T, C, height, width)."""
+    def pixels(self, latents_BFCHW: Tensor, state: MutableMapping[str, Tensor] | None) -> Tensor:
+        """Decoded frames in about [-1, 1], (B, T, C, height, width); without a state, of a whole video."""
         z_BTHWC = latents_BFCHW.permute(0, 1, 3, 4, 2).float()
         mean, std = self._scale(z_BTHWC.device)
         x_BTHWC = (z_BTHWC * std + mean).to(self.conv2.weight.dtype).contiguous()

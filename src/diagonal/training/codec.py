@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from diagonal import lpips
 from diagonal.devices import sent
 from diagonal.training.data import Part, starts
-from diagonal.training.diffusion import HELD_OUT, autocast, compiled
-from diagonal.training.optim import Muon
+from diagonal.training.diffusion import HELD_OUT, autocast, compiled, where_learnt
+from diagonal.training.optim import Muon, adam
 from diagonal.video import VideoArray
 
 EVALUATED = 8  # batches
@@ -58,13 +58,14 @@ class CodecTask:
         convolutions = [one for one in self.module.parameters() if one.ndim >= 4 and min(one.shape[:2]) >= LARGE]
         rest = [one for one in self.module.parameters() if all(one is not other for other in convolutions)]
         self.optimizers = [
-            torch.optim.AdamW(rest, lr=self.lr, betas=(0.9, 0.95), weight_decay=0.01),
+            adam(self.module, self.lr, (0.9, 0.95), 0.01, rest),
             Muon(convolutions, lr=self.muon_lr),
         ]
         self._starts, self._held_starts = (
             starts(part.episodes_N, self.frames).cpu() for part in (self.data, self.held_out)
         )
-        compiled(self.module.norms(), self._device)
+        compiled((self.module.encoder, self.module.decoder), self._device)
+        self._distance = where_learnt(lpips.distance, self._device)
 
     def loss(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         pixels = _unit(self._draw(self.data, self._starts, self.seed, step))
@@ -73,13 +74,13 @@ class CodecTask:
             seeded = torch.Generator(self._device).manual_seed(self.seed * 1_000_003 + step)
             noise = torch.randn(mu.shape, generator=seeded, device=self._device)
             mu, log_variance = mu.float(), log_variance.float().clamp(-30, 20)
-            made = self.module.pixels(mu + (log_variance / 2).exp() * noise, {})
+            made = self.module.pixels(mu + (log_variance / 2).exp() * noise, None)
         made = made.float()
         l1 = (made - pixels).abs().mean()
         kl = 0.5 * (mu.square() + log_variance.exp() - 1 - log_variance).mean()
         loss, extras = l1 + self.kl_scale * kl, {"l1": l1.detach(), "kl": kl.detach()}
         if self.lpips_weights is not None:
-            distance = lpips.distance(made.flatten(0, 1), pixels.flatten(0, 1), self.lpips_weights).mean()
+            distance = self._distance(made.flatten(0, 1), pixels.flatten(0, 1), self.lpips_weights).mean()
             loss, extras = loss + self.lpips_scale * distance, extras | {"lpips": distance.detach()}
         return loss, extras
 

@@ -58,7 +58,7 @@ class Split:
             if start + size < len(own):
                 (share * new).backward()
                 new = new.detach()
-            value = value.to(new.device) + share * new
+            value = value + share * new  # a number of the host: sent to a GPU, it would wait for all that came before
         return value, terms
 
 
@@ -110,14 +110,17 @@ def recompute(module: Any) -> None:
 def compiled(modules: Iterable[nn.Module], device: torch.device) -> None:
     """Compile modules, those of a class as one, for calls on a GPU that carry gradient: small operations take longer
     than the products between them. Without gradient there are kernels of our own."""
-    if device.type != "cuda":
-        return
-    torch._dynamo.config.recompile_limit = 64  # one level for all frames, or one for each; masks; batches; sizes
     for module in modules:
-        module.forward = _where_learnt(torch.compile(module.forward, dynamic=False), module.forward)
+        module.forward = where_learnt(module.forward, device)
 
 
-def _where_learnt(fast: Callable[..., Tensor], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def where_learnt(plain: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
+    """A function, compiled for such calls."""
+    if device.type != "cuda":
+        return plain
+    torch._dynamo.config.recompile_limit = 64  # one level for all frames, or one for each; masks; batches; sizes
+    fast: Callable[..., Tensor] = torch.compile(plain, dynamic=False)
+
     def run(*given: Any) -> Tensor:
         return fast(*given) if torch.is_grad_enabled() else plain(*given)
 
@@ -165,21 +168,6 @@ def levels_met(presets: tuple[Preset, ...], chunk: int) -> list[tuple[float, flo
     """The timesteps at which any of the presets calls the model for a chunk, each with its share of noise."""
     pairs = {(level, FlowTable(one.shift).sigma(level)) for one in presets for level in one.schedule.levels(chunk)}
     return sorted(pairs, reverse=True)
-
-
-def adam(
-    module: nn.Module,
-    lr: float,
-    betas: tuple[float, float],
-    weight_decay: float,
-    parameters: Sequence[nn.Parameter] | None = None,
-) -> torch.optim.Optimizer:
-    """The optimizer of all that is learnt here, or of some of its parameters, over float32 weights."""
-    wrong = [name for name, one in module.named_parameters() if one.dtype != torch.float32]
-    if wrong:
-        raise ValueError(f"{wrong[0]} and {len(wrong) - 1} more are not float32; small updates would be lost: convert")
-    chosen = list(module.parameters()) if parameters is None else parameters
-    return torch.optim.AdamW(chosen, lr=lr, betas=betas, weight_decay=weight_decay, fused=chosen[0].is_cuda)
 
 
 def check_frames(preset: Preset, frames: int) -> None:

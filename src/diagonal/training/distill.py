@@ -29,7 +29,6 @@ from diagonal.training.diffusion import (
     Split,
     Terms,
     Undecoded,
-    adam,
     autocast,
     chunk_levels,
     chunk_memory,
@@ -42,6 +41,7 @@ from diagonal.training.diffusion import (
 )
 from diagonal.training.latents import Batch, Source, Trajectories
 from diagonal.training.methods import DIFFUSION, Distillation
+from diagonal.training.optim import adam
 
 STEPS = 1000  # before the shift, of which one is drawn to score a video at
 

@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diagonal.devices import sent
 from diagonal.training.data import Part
+from diagonal.training.optim import adam
 from diagonal.video import VideoArray
 
 
@@ -31,11 +33,11 @@ class JudgeTask:
         self.module.train().requires_grad_(True)
         self._device = self.data.frames_NHWC.device
         self._cuda = self._device.type == "cuda"
-        self.optimizers = [torch.optim.AdamW(self.module.parameters(), lr=self.lr, weight_decay=0.05)]
+        self.optimizers = [adam(self.module, self.lr, (0.9, 0.999), 0.05)]
 
     def loss(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         rng = np.random.default_rng([self.seed, step])
-        chosen = torch.from_numpy(rng.integers(len(self._pairs), size=self.batch)).to(self._device)
+        chosen = sent(rng.integers(len(self._pairs), size=self.batch), self._device)
         frames, actions = _take(self.data, self._pairs[chosen])
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._cuda):
             logits, _ = self.module(frames)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,9 +24,9 @@ def orthogonal(update: Tensor, steps: int = 5) -> Tensor:
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    for _ in range(steps):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+    for _ in range(steps):  # x = a x + (b g + c g g) x with g = x x^T: three operators, and sums are rounded once
+        gram = torch.bmm(x, x.mT)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     result: Tensor = x.mT if tall else x
     return result
 
@@ -42,26 +42,30 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         for group in self.param_groups:
-            shapes: dict[torch.Size, list[Tensor]] = defaultdict(list)
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    shapes[parameter.shape].append(parameter)
-            for shape, parameters in shapes.items():
-                self._update(shape, parameters, group)
+            learnt = {parameter: parameter.grad for parameter in group["params"] if parameter.grad is not None}
+            if learnt:
+                self._update(list(learnt), list(learnt.values()), group)
         return None
 
-    def _update(self, shape: torch.Size, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        grads: list[Tensor] = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    def _update(self, parameters: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
         for parameter in parameters:
             if "momentum" not in self.state[parameter]:
                 self.state[parameter]["momentum"] = torch.zeros_like(parameter)
         buffers = [self.state[parameter]["momentum"] for parameter in parameters]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         ahead = torch._foreach_lerp(grads, buffers, group["momentum"])
-        updates = orthogonal(torch.stack([one.flatten(1) for one in ahead])).to(parameters[0].dtype)
-        rate = group["lr"] * math.sqrt(max(1.0, shape[0] / updates.shape[2]))
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(parameters, [one.view(shape) for one in updates.unbind(0)], alpha=-rate)
+        stacks: dict[Any, list[int]] = defaultdict(list)
+        matrices = [one.flatten(1) for one in ahead]
+        for index, matrix in enumerate(matrices):
+            stacks[matrix.shape, matrix.dtype].append(index)
+        for ((rows, cols), dtype), chosen in stacks.items():
+            made = orthogonal(torch.stack([matrices[index] for index in chosen]))
+            # Contiguous as the weights are: else a GPU adds them one by one.
+            each = made.to(dtype, memory_format=torch.contiguous_format).unbind()
+            moved = [parameters[index] for index in chosen]
+            changes = [one.view(parameter.shape) for one, parameter in zip(each, moved, strict=True)]
+            torch._foreach_add_(moved, changes, alpha=-group["lr"] * math.sqrt(max(1.0, rows / cols)))
 
 
 def matrices_and_rest(module: nn.Module, inside: str) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -71,6 +75,21 @@ def matrices_and_rest(module: nn.Module, inside: str) -> tuple[list[nn.Parameter
     for name, parameter in module.named_parameters():
         (matrices if name.startswith(inside) and parameter.ndim == 2 else rest).append(parameter)
     return matrices, rest
+
+
+def adam(
+    module: nn.Module,
+    lr: float,
+    betas: tuple[float, float],
+    weight_decay: float,
+    parameters: Sequence[nn.Parameter] | None = None,
+) -> torch.optim.Optimizer:
+    """The optimizer of all that is learnt here, or of some of its parameters, over float32 weights."""
+    wrong = [name for name, one in module.named_parameters() if one.dtype != torch.float32]
+    if wrong:
+        raise ValueError(f"{wrong[0]} and {len(wrong) - 1} more are not float32; small updates would be lost: convert")
+    chosen = list(module.parameters()) if parameters is None else parameters
+    return torch.optim.AdamW(chosen, lr=lr, betas=betas, weight_decay=weight_decay, fused=chosen[0].is_cuda)
 
 
 def rate(step: int, steps: int, warmup: int, decay_from: float) -> float:

@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diagonal.devices import sent
 from diagonal.evaluation.clips import f1
 from diagonal.evaluation.reader import Answers, read, right
 from diagonal.training.diffusion import autocast
+from diagonal.training.optim import adam
 from diagonal.video import VideoArray
 
 
@@ -38,11 +40,11 @@ class ReaderTask:
     def __post_init__(self) -> None:
         self.module.train().requires_grad_(True)
         self._device = self.data.video_NTCHW.device
-        self.optimizers = [torch.optim.AdamW(self.module.parameters(), lr=self.lr, weight_decay=0.05)]
+        self.optimizers = [adam(self.module, self.lr, (0.9, 0.999), 0.05)]
 
     def loss(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         rng = np.random.default_rng([self.seed, step])
-        chosen = torch.from_numpy(rng.integers(len(self.data.video_NTCHW), size=self.batch)).to(self._device)
+        chosen = sent(rng.integers(len(self.data.video_NTCHW), size=self.batch), self._device)
         with autocast(self._device):
             scores = self.module(self.data.video_NTCHW[chosen])
         true = self.data.answers[chosen]

@@ -28,7 +28,6 @@ from diagonal.training.diffusion import (
     Split,
     Terms,
     Undecoded,
-    adam,
     autocast,
     chunk_levels,
     chunk_memory,
@@ -40,7 +39,7 @@ from diagonal.training.diffusion import (
     shifted,
 )
 from diagonal.training.latents import Source, Trajectories
-from diagonal.training.optim import Muon, matrices_and_rest
+from diagonal.training.optim import Muon, adam, matrices_and_rest
 
 EVALUATED = 4  # batches
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from diagonal import lpips
+from diagonal.devices import sent
+from diagonal.training.optim import adam
 from diagonal.video import VideoArray
 
 
@@ -30,8 +32,7 @@ class TokenizerTask:
 
     def __post_init__(self) -> None:
         self.module.train().requires_grad_(True)
-        betas = (0.9, 0.95)
-        self.optimizers = [torch.optim.AdamW(self.module.parameters(), lr=self.lr, betas=betas, weight_decay=0.01)]
+        self.optimizers = [adam(self.module, self.lr, (0.9, 0.95), 0.01)]
         self._cuda = self.frames.device.type == "cuda"
         if self._cuda:
             self.module.to(memory_format=torch.channels_last)
@@ -39,7 +40,7 @@ class TokenizerTask:
 
     def loss(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         chosen = np.random.default_rng([self.seed, step]).integers(len(self.frames), size=self.batch)
-        pixels = self._pixels(self.frames[torch.from_numpy(chosen).to(self.frames.device)])
+        pixels = self._pixels(self.frames[sent(chosen, self.frames.device)])
         with torch.autocast(self.frames.device.type, torch.bfloat16, enabled=self._cuda):
             made = self._forward(pixels)
             distance = self._lpips(made, pixels)

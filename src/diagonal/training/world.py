@@ -17,12 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diagonal.devices import sent
 from diagonal.engine.attention import BLOCK, Causal, Dense, dense_mask, flex
 from diagonal.engine.protocols import Memory
 from diagonal.grid import Grid, Layout
 from diagonal.plan import NONE, Order, Plan, make_plan
 from diagonal.training.data import TokenData
-from diagonal.training.optim import Muon, matrices_and_rest
+from diagonal.training.optim import Muon, adam, matrices_and_rest
 from diagonal.video import VideoArray
 
 
@@ -117,16 +118,15 @@ class WorldTask:
 
     def _make_optimizers(self) -> list[torch.optim.Optimizer]:
         matrices, rest = matrices_and_rest(self.module, "blocks")
-        adam: dict[str, Any] = {"lr": self.lr, "betas": (0.9, 0.95), "weight_decay": self.weight_decay}
-        if self.muon_lr is None:
-            return [torch.optim.AdamW([*matrices, *rest], **adam)]
-        return [Muon(matrices, self.muon_lr, weight_decay=self.weight_decay), torch.optim.AdamW(rest, **adam)]
+        muon = [] if self.muon_lr is None else [Muon(matrices, self.muon_lr, weight_decay=self.weight_decay)]
+        chosen = rest if muon else [*matrices, *rest]
+        return [*muon, adam(self.module, self.lr, (0.9, 0.95), self.weight_decay, chosen)]
 
     def loss(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         rng = np.random.default_rng([self.seed, step])
         weights = np.array([weight for _, weight in self.mixture])
         order = str(self.mixture[rng.choice(len(weights), p=weights / weights.sum())][0])
-        chosen = torch.from_numpy(rng.integers(len(self._starts), size=self.batch)).to(self._device)
+        chosen = sent(rng.integers(len(self._starts), size=self.batch), self._device)
         tokens_BL = self._with_prefix(self.data.windows(self._starts[chosen], self._frames))
         given_BL = self._corrupt(tokens_BL, int(rng.integers(2**62))) if self.corruption else tokens_BL
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._cuda):
@@ -134,7 +134,7 @@ class WorldTask:
         return loss, {}
 
     def _with_prefix(self, units_BL: Tensor) -> Tensor:
-        prefix = torch.tensor(self._config.prefix_ids, dtype=units_BL.dtype, device=self._device)
+        prefix = sent(self._config.prefix_ids, self._device, units_BL.dtype)
         return torch.cat([prefix.expand(len(units_BL), -1), units_BL], dim=1)
 
     def _corrupt(self, tokens_BL: Tensor, seed: int) -> Tensor:
