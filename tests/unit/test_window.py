@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from diagonal.engine.attention import Full
+from diagonal.engine.attention import Full, attend_wide, cut
 from diagonal.engine.chunk_masks import block_causal, dense, flex, teacher_forcing
 from diagonal.engine.heads import rotate_pairs as rotate
 from diagonal.engine.protocols import CacheSpec
@@ -151,3 +151,14 @@ def test_a_training_mask_is_what_the_cache_holds(window: Window | None, chunk: i
     for frame in range(12):
         end = (frame // chunk + 1) * chunk
         assert mask[frame].nonzero().flatten().tolist() == visible(window or Window(12), end)
+
+
+def test_keys_are_cut_where_the_work_comes_out_more_even() -> None:
+    assert [cut(4680, 12, keys, 132) for keys in (4680, 18720, 18721)] == [2, 2, 1]
+    assert cut(4224, 12, 4224, 132) == 1  # 396 blocks are three rounds as they are
+    assert cut(128, 12, 4096, 132) == 4  # few blocks: more of them
+
+
+def test_without_kernels_wide_attention_is_plain() -> None:
+    q, k, v = (torch.randn(1, 2, size, 8) for size in (5, 9, 9))
+    assert torch.equal(attend_wide(q, k, v), Full().attend(q, k, v))

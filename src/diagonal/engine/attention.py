@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from diagonal.engine.heads import Heads, LatentHeads, joined
+from diagonal.engine.kernels import usable
 from diagonal.plan import Entries
 
 # On wide calls over many keys cuDNN is the fastest by far; each number of keys is planned once and comes up many times.
@@ -28,6 +29,8 @@ WIDE = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
+QUERIES = 128  # of a block of cuDNN's kernel
+WORTH = 0.95  # mixing parts takes a little too
 BLOCK = 128  # inputs that FlexAttention takes at a time
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -52,6 +55,39 @@ def causal(q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
     """Grouped-query attention of as many queries as keys, each to those before it and to its own."""
     grouped = q_BHSD.shape[1] != k_BKSD.shape[1]
     return F.scaled_dot_product_attention(q_BHSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=grouped)
+
+
+def cut(queries: int, heads: int, keys: int, processors: int) -> int:
+    """Into how many parts the keys are best cut, so that the blocks of work come out even on the multiprocessors.
+
+    cuDNN gives a block QUERIES queries of a head and all of its keys. 4,680 queries of 12 heads are 444 blocks: on 132
+    multiprocessors three rounds and a third, which take as long as four. With the keys in two parts there are 888
+    blocks half as long: seven half rounds.
+    """
+    blocks = -(-queries // QUERIES) * heads
+
+    def rounds(parts: int) -> float:
+        return -(-blocks * parts // processors) / parts
+
+    best = min((parts for parts in (1, 2, 4) if keys % parts == 0), key=rounds)
+    return best if rounds(best) < WORTH * rounds(1) else 1
+
+
+def attend_wide(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor) -> Tensor:
+    """Attention of many queries to all keys, (B, H, S, D); on a GPU with kernels in parts of the keys, where `cut` says
+    so, which are then mixed by their log-sum-exps."""
+    if len(q_BHSD) > 1 or not usable(q_BHSD.device) or torch.is_grad_enabled():
+        return F.scaled_dot_product_attention(q_BHSD, k_BHLD, v_BHLD)
+    processors = torch.cuda.get_device_properties(q_BHSD.device).multi_processor_count
+    parts = cut(q_BHSD.shape[2], q_BHSD.shape[1], k_BHLD.shape[2], processors)
+    if parts == 1:
+        return F.scaled_dot_product_attention(q_BHSD, k_BHLD, v_BHLD)
+    from diagonal.engine.kernels.latents import mix
+
+    k, v = (part.unflatten(2, (parts, -1))[0].transpose(0, 1) for part in (k_BHLD, v_BHLD))
+    q = q_BHSD.expand(parts, -1, -1, -1).contiguous()
+    out, sums = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)[:2]
+    return mix(out, sums.reshape(out.shape[:3]))
 
 
 def bias(mask_SL: Tensor, group: int, dtype: torch.dtype) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diagonal.engine.attention import Plain
+from diagonal.engine.attention import Plain, attend_wide
 from diagonal.engine.heads import LatentHeads, joined
 from diagonal.engine.kernels import usable
 from diagonal.engine.protocols import CacheSpec
@@ -147,7 +147,7 @@ class WindowLayer(Plain):
         k, v = (part[:, first : first + x.shape[1]] for part in (self.k, self.v))
         q = turn(heads, k, v).to(self.k.dtype).transpose(1, 2)
         k, v = (part[:, : self.step.extent].transpose(1, 2) for part in (self.k, self.v))
-        return joined(F.scaled_dot_product_attention(q, k, v)).to(x.dtype)
+        return joined(attend_wide(q, k, v)).to(x.dtype)
 
     def _put(self, buffer: Tensor, new_BHSD: Tensor, past: Tensor) -> Tensor:
         """Write the new tokens; what is visible after it. Gradients reach the new tokens, and never the past."""

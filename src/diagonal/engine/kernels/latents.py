@@ -77,6 +77,36 @@ def turn(heads: LatentHeads, k_out_BSHD: Tensor, v_out_BSHD: Tensor) -> Tensor:
     return q
 
 
+def mix(parts_PHSD: Tensor, sums_PHS: Tensor) -> Tensor:
+    """The mixtures of parts of the keys as that of all, (1, H, S, D): weighted by the softmax of their log-sum-exps."""
+    count, heads, queries, width = parts_PHSD.shape
+    out_SHD = parts_PHSD.new_empty(queries, heads, width)
+    sums_PHS = sums_PHS.contiguous()
+    _mix[(queries, heads)](
+        *(parts_PHSD, sums_PHS, out_SHD, *parts_PHSD.stride()[:3], queries, heads, width),
+        *(count, triton.next_power_of_2(count), triton.next_power_of_2(width)),
+        num_warps=1,
+    )
+    return out_SHD.transpose(0, 1)[None]
+
+
+@triton.jit
+def _mix(
+    parts, sums, out, p_step, h_step, s_step, queries, heads, width,
+    COUNT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One query of one head."""
+    s, h = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    part, column = tl.arange(0, PARTS).to(tl.int64), tl.arange(0, BLOCK)
+    log = tl.load(sums + (part * heads + h) * queries + s, mask=part < COUNT, other=float("-inf"))
+    weight = tl.exp(log - tl.max(log, 0))
+    weight /= tl.sum(weight, 0)
+    inside = (part < COUNT)[:, None] & (column < width)[None, :]
+    at = part[:, None] * p_step + h * h_step + s * s_step + column[None, :]
+    mixed = tl.sum(tl.load(parts + at, mask=inside, other=0.0).to(tl.float32) * weight[:, None], 0)
+    tl.store(out + (s * heads + h) * width + column, mixed.to(out.dtype.element_ty), mask=column < width)
+
+
 @triton.jit
 def _add_norm(
     x, delta, gate, gain, shift, out, normed, video, tokens, width, eps,
