@@ -31,6 +31,8 @@ WIDE = [
 ]
 QUERIES = 128  # of a block of cuDNN's kernel
 WORTH = 0.95  # mixing parts takes a little too
+MANY = 1024  # queries; fewer are not worth it
+HEADS = (64, 128)  # widths for which cuDNN is known to give log-sum-exps
 BLOCK = 128  # inputs that FlexAttention takes at a time
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -76,7 +78,8 @@ def cut(queries: int, heads: int, keys: int, processors: int) -> int:
 def attend_wide(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor) -> Tensor:
     """Attention of many queries to all keys, (B, H, S, D); on a GPU with kernels in parts of the keys, where `cut` says
     so, which are then mixed by their log-sum-exps."""
-    if len(q_BHSD) > 1 or not usable(q_BHSD.device) or torch.is_grad_enabled():
+    narrow = q_BHSD.shape[2] < MANY or q_BHSD.shape[3] not in HEADS
+    if narrow or len(q_BHSD) > 1 or not usable(q_BHSD.device) or torch.is_grad_enabled():
         return F.scaled_dot_product_attention(q_BHSD, k_BHLD, v_BHLD)
     processors = torch.cuda.get_device_properties(q_BHSD.device).multi_processor_count
     parts = cut(q_BHSD.shape[2], q_BHSD.shape[1], k_BHLD.shape[2], processors)
