@@ -84,8 +84,10 @@ def test_a_student_that_the_table_does_not_have_is_refused(folder: Path, monkeyp
 
 @plays
 def test_the_networks_that_judge_are_trained_once(folder: Path, monkeypatch: Any) -> None:
+    work = Work(find_video("doom_t2v:smoke"), folder, torch.device("cpu"))
+    distillation.load_judges(work, 2, None)
     kept = {stage: (folder / stage / "model.safetensors").stat().st_mtime_ns for stage in (READER, JUDGE)}
-    judges = distillation.load_judges(Work(find_video("doom_t2v:smoke"), folder, torch.device("cpu")), 2, None)
+    judges = distillation.load_judges(work, 2, None)
     assert not judges.reader.training and judges.lpips is None
     assert {stage: (folder / stage / "model.safetensors").stat().st_mtime_ns for stage in kept} == kept
 
@@ -104,6 +106,13 @@ def test_changes_that_change_nothing_are_left_out_of_specs() -> None:
     assert distillation.changed(schedule="4322222") == distillation.changed(flow="1") == OURS
     assert distillation.changed(context="clean", flow="0") == f"{OURS}:context=clean,flow=0"
     assert sum(spec == OURS for spec in distillation.TABLES[4].values()) == 2
+
+
+@pytest.mark.parametrize("name", ["doom_t2v", "doom_t2v:smoke"])
+def test_the_recipe_makes_a_start_for_every_student_of_every_table(name: str) -> None:
+    recipe = find_video(name)
+    asked = {spec for students in distillation.TABLES.values() for spec in students.values()}
+    assert asked <= {*recipe.methods, *recipe.ablations}
 
 
 def test_every_student_of_every_table_is_a_method_with_the_forwards_of_its_schedule(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_another_method_needs_a_start_at_its_levels(made: tuple[Work, dict[str, 
     work, _ = made
     same = replace(work.recipe, methods=("diagonal-distillation:motion=field", *work.recipe.methods[1:]))
     assert not list(video_stages.train_ode(replace(work, recipe=same)))
-    new = replace(work, recipe=replace(work.recipe, methods=(*work.recipe.methods, "self-forcing")))
+    new = replace(work, recipe=replace(work.recipe, methods=(*work.recipe.methods, "self-forcing:schedule=9")))
     with pytest.raises(ValueError, match="was made of other prompts or in another way"):
         list(video_stages.make_trajectories(new))
     with pytest.raises(ValueError, match="ode was begun with levels"):

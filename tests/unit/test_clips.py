@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diagonal.evaluation import clips
 from diagonal.evaluation.flow import flow_magnitude, optical_flow
-from diagonal.evaluation.metrics import frechet, frechet_of_moments, resampled
+from diagonal.evaluation.metrics import Reference, frechet, resampled
 
 
 def texture(height: int, width: int) -> Tensor:
@@ -98,7 +98,7 @@ def test_the_frechet_distance_of_gaussians_is_the_closed_form() -> None:
     mean, other = torch.tensor([1.0, -2.0], dtype=torch.float64), torch.tensor([0.0, 1.0], dtype=torch.float64)
     one, two = torch.diag(torch.tensor([4.0, 9.0])).double(), torch.diag(torch.tensor([1.0, 16.0])).double()
     # Of diagonal covariances: |m1 - m2|^2 + sum (s1 - s2)^2.
-    assert frechet_of_moments((mean, one), (other, two)) == pytest.approx(10 + 1 + 1)
+    assert Reference.of(other, two).distance(mean, one) == pytest.approx(10 + 1 + 1)
 
 
 def test_the_frechet_distance_of_clips_is_that_of_all_their_features_and_its_interval_holds_it() -> None:

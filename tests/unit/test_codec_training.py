@@ -29,7 +29,14 @@ def moving(count: int, episode: int) -> Part:
 
 def task(**changes: Any) -> CodecTask:
     module = build(find("tokenizers", "wan_vae/doom-tiny"), 0, "cpu")
-    settings: dict[str, Any] = {"frames": 5, "batch": 4, "lr": 3e-3, "seed": 0, "kl_scale": 1e-4} | changes
+    settings: dict[str, Any] = {
+        "frames": 5,
+        "batch": 4,
+        "lr": 3e-3,
+        "seed": 0,
+        "kl_scale": 1e-4,
+        "muon_lr": 0.01,
+    } | changes
     return CodecTask(module, moving(80, 10), moving(40, 10), **settings)
 
 

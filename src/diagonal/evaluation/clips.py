@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diagonal.evaluation.flow import brightness
-from diagonal.evaluation.metrics import Interval, frechet_of_moments, resampled
+from diagonal.evaluation.metrics import Interval, Reference, resampled
 
 
 def evenly(total: int, count: int) -> Tensor:
@@ -60,11 +60,12 @@ def frechet_distance(made_BTF: Tensor, true_BTF: Tensor) -> Interval:
     Every clip is reduced to its sums, so that drawing clips anew costs no look at their features.
     """
     count, sums, squares = _sums(made_BTF)
-    reference = _moments(*(part.sum(0) for part in _sums(true_BTF)))
+    reference = Reference.of(*_moments(*(part.sum(0) for part in _sums(true_BTF))))
 
     def distance(chosen: object) -> float:
-        index = torch.as_tensor(chosen)
-        return frechet_of_moments(_moments(count[index].sum(), sums[index].sum(0), squares[index].sum(0)), reference)
+        often = torch.bincount(torch.as_tensor(chosen), minlength=len(count)).double()  # how often each clip was drawn
+        total = (often @ squares.flatten(1)).unflatten(0, squares.shape[1:])
+        return reference.distance(*_moments(often @ count, often @ sums, total))
 
     return resampled(distance, len(made_BTF))
 

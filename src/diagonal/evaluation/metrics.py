@@ -62,17 +62,28 @@ def frechet(first: Tensor, second: Tensor) -> float:
         raise ValueError(f"a Frechet distance needs 2 features on each side; there are {len(first)} and {len(second)}")
     both = [features.double().cpu() for features in (first, second)]
     (mean, one), (other, two) = ((features.mean(0), torch.cov(features.T)) for features in both)
-    return frechet_of_moments((mean, one), (other, two))
+    return Reference.of(other, two).distance(mean, one)
 
 
-def frechet_of_moments(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> float:
-    """|m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)) of the means and covariances of two Gaussians."""
-    means, (one, two) = zip(first, second, strict=True)
-    # tr sqrt(C1 C2) = sum of the square roots of the eigenvalues of C1^(1/2) C2 C1^(1/2), which is symmetric.
-    values, vectors = torch.linalg.eigh(one)
-    root = vectors @ torch.diag(values.clamp(min=0).sqrt()) @ vectors.T
-    cross = torch.linalg.eigvalsh(root @ two @ root).clamp(min=0).sqrt().sum()
-    return float((means[0] - means[1]).square().sum() + one.trace() + two.trace() - 2 * cross)
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A Gaussian that many distances are taken to: its mean, covariance, and the covariance's root, computed once."""
+
+    mean_F: Tensor
+    covariance_FF: Tensor
+    root_FF: Tensor
+
+    @classmethod
+    def of(cls, mean_F: Tensor, covariance_FF: Tensor) -> Reference:
+        values, vectors = torch.linalg.eigh(covariance_FF)
+        return cls(mean_F, covariance_FF, vectors @ torch.diag(values.clamp(min=0).sqrt()) @ vectors.T)
+
+    def distance(self, mean_F: Tensor, covariance_FF: Tensor) -> float:
+        """|m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)), with m2 and C2 those of the reference."""
+        # tr sqrt(C1 C2) = sum of the square roots of the eigenvalues of C2^(1/2) C1 C2^(1/2), which is symmetric.
+        cross = torch.linalg.eigvalsh(self.root_FF @ covariance_FF @ self.root_FF).clamp(min=0).sqrt().sum()
+        apart = (mean_F - self.mean_F).square().sum()
+        return float(apart + covariance_FF.trace() + self.covariance_FF.trace() - 2 * cross)
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,8 @@ class CodecRecipe:
     clip: int  # frames
     frames: int  # of each scenario, at most
     gate: Gate
-    lr: float = 5e-4
+    lr: float = 1e-3
+    muon_lr: float = 0.01  # of convolutions
     kl_scale: float = 1e-4
     lpips_scale: float = 0.5
 
@@ -111,6 +112,7 @@ class TeacherRecipe:
     batch: int
     gate: Gate
     lr: float = 1e-3
+    muon_lr: float | None = 0.02  # of the matrices of its blocks; None: they are like the rest
     shift: float = 5.0
     dropout: float = 0.1  # of prompts
 

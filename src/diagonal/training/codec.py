@@ -14,17 +14,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diagonal import lpips
 from diagonal.devices import sent
 from diagonal.training.data import Part, starts
 from diagonal.training.diffusion import HELD_OUT, autocast, compiled
+from diagonal.training.optim import Muon
 from diagonal.video import VideoArray
 
 EVALUATED = 8  # batches
 SHOWN = 8  # frames of a sheet
 QUIET = 6.0  # by which the log variances begin smaller
+LARGE = 8  # channels that a convolution must have, in and out, to be a matrix worth the name
 
 
 @dataclass
@@ -39,20 +41,29 @@ class CodecTask:
     lr: float
     seed: int
     kl_scale: float
+    muon_lr: float
     lpips_weights: Mapping[str, Tensor] | None = None
     lpips_scale: float = 0.5
     optimizers: list[torch.optim.Optimizer] = field(init=False)
 
     def __post_init__(self) -> None:
         self.module.train().requires_grad_(True)
+        self._device = self.data.frames_NHWC.device
+        seeded = torch.Generator(self._device).manual_seed(self.seed)
+        for part in self.module.modules():  # what goes in comes out as large: torch's own start shrinks it
+            if isinstance(part, nn.Conv2d | nn.Conv3d):
+                nn.init.kaiming_normal_(part.weight, nonlinearity="linear", generator=seeded)
         with torch.no_grad():  # draws begin close to their means: else noise drowns what the encoder has to say
             self.module.conv1.bias[self.module.config.latent :] -= QUIET
-        betas = (0.9, 0.95)
-        self.optimizers = [torch.optim.AdamW(self.module.parameters(), lr=self.lr, betas=betas, weight_decay=0.01)]
+        convolutions = [one for one in self.module.parameters() if one.ndim >= 4 and min(one.shape[:2]) >= LARGE]
+        rest = [one for one in self.module.parameters() if all(one is not other for other in convolutions)]
+        self.optimizers = [
+            torch.optim.AdamW(rest, lr=self.lr, betas=(0.9, 0.95), weight_decay=0.01),
+            Muon(convolutions, lr=self.muon_lr),
+        ]
         self._starts, self._held_starts = (
             starts(part.episodes_N, self.frames).cpu() for part in (self.data, self.held_out)
         )
-        self._device = self.data.frames_NHWC.device
         compiled(self.module.norms(), self._device)
 
     def loss(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:

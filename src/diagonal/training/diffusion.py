@@ -167,13 +167,19 @@ def levels_met(presets: tuple[Preset, ...], chunk: int) -> list[tuple[float, flo
     return sorted(pairs, reverse=True)
 
 
-def adam(module: nn.Module, lr: float, betas: tuple[float, float], weight_decay: float) -> torch.optim.Optimizer:
-    """The optimizer of all that is learnt here, over float32 weights."""
+def adam(
+    module: nn.Module,
+    lr: float,
+    betas: tuple[float, float],
+    weight_decay: float,
+    parameters: Sequence[nn.Parameter] | None = None,
+) -> torch.optim.Optimizer:
+    """The optimizer of all that is learnt here, or of some of its parameters, over float32 weights."""
     wrong = [name for name, one in module.named_parameters() if one.dtype != torch.float32]
     if wrong:
         raise ValueError(f"{wrong[0]} and {len(wrong) - 1} more are not float32; small updates would be lost: convert")
-    fused = next(module.parameters()).is_cuda
-    return torch.optim.AdamW(module.parameters(), lr=lr, betas=betas, weight_decay=weight_decay, fused=fused)
+    chosen = list(module.parameters()) if parameters is None else parameters
+    return torch.optim.AdamW(chosen, lr=lr, betas=betas, weight_decay=weight_decay, fused=chosen[0].is_cuda)
 
 
 def check_frames(preset: Preset, frames: int) -> None:

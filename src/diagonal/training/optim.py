@@ -32,7 +32,9 @@ def orthogonal(update: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, made orthogonal; lr scaled by sqrt(max(1, rows/cols)); decoupled weight decay."""
+    """Nesterov momentum, made orthogonal; lr scaled by sqrt(max(1, rows/cols)); decoupled weight decay.
+
+    A convolution counts as the matrix with a row for each output: (outputs, inputs x places)."""
 
     def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95, weight_decay: float = 0.01) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
@@ -56,10 +58,10 @@ class Muon(torch.optim.Optimizer):
         buffers = [self.state[parameter]["momentum"] for parameter in parameters]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         ahead = torch._foreach_lerp(grads, buffers, group["momentum"])
-        updates = orthogonal(torch.stack(list(ahead))).to(parameters[0].dtype)
-        rate = group["lr"] * math.sqrt(max(1.0, shape[0] / shape[1]))
+        updates = orthogonal(torch.stack([one.flatten(1) for one in ahead])).to(parameters[0].dtype)
+        rate = group["lr"] * math.sqrt(max(1.0, shape[0] / updates.shape[2]))
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(parameters, list(updates.unbind(0)), alpha=-rate)
+        torch._foreach_add_(parameters, [one.view(shape) for one in updates.unbind(0)], alpha=-rate)
 
 
 def matrices_and_rest(module: nn.Module, inside: str) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

@@ -40,6 +40,7 @@ from diagonal.training.diffusion import (
     shifted,
 )
 from diagonal.training.latents import Source, Trajectories
+from diagonal.training.optim import Muon, matrices_and_rest
 
 EVALUATED = 4  # batches
 
@@ -55,6 +56,7 @@ class TeacherTask(Undecoded):
     batch: int
     seed: int
     lr: float = 1e-3
+    muon_lr: float | None = None  # of the matrices of the blocks; None: they are like the rest
     shift: float = 5.0
     dropout: float = 0.1
     split: Split = field(default_factory=Split)
@@ -63,7 +65,10 @@ class TeacherTask(Undecoded):
     def __post_init__(self) -> None:
         self.module.train().requires_grad_(True)
         compiled(self.module.blocks, self.negative_1LC.device)
-        self.optimizers = [adam(self.module, self.lr, (0.9, 0.95), 0.01)]
+        matrices, rest = matrices_and_rest(self.module, "blocks.") if self.muon_lr is not None else ([], None)
+        self.optimizers = [adam(self.module, self.lr, (0.9, 0.95), 0.01, rest)]
+        if self.muon_lr is not None:
+            self.optimizers.append(Muon(matrices, self.muon_lr))
 
     def loss(self, step: int) -> tuple[Tensor, Terms]:
         def loss(samples: Sequence[int]) -> tuple[Tensor, Terms]:

@@ -187,6 +187,7 @@ def train_codec(work: Work, lpips_file: str | Path | None = None) -> Iterator[Li
         how.lr,
         how.run.seed,
         how.kl_scale,
+        how.muon_lr,
         perceptual,
         how.lpips_scale,
     )
@@ -222,6 +223,7 @@ def train_teacher(work: Work) -> Iterator[Line]:
         how.batch,
         how.run.seed,
         lr=how.lr,
+        muon_lr=how.muon_lr,
         shift=how.shift,
         dropout=how.dropout,
     )
