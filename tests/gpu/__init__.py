@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import pytest
 import torch
+
+from diagonal.engine.attention import Causal
+from diagonal.engine.kernels import SWITCH
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RUNNABLE = DEVICE == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
@@ -14,6 +19,20 @@ RUNNABLE = DEVICE == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 # How far a bfloat16 result may be off: half of its last bit, and a little for the sum that was rounded. The interpreter
 # cuts numbers off where a GPU takes the nearest: there it is the whole bit.
 BFLOAT16 = 1.1 * 2**-8 if DEVICE == "cuda" else 1.1 * 2**-7
+
+
+def logits_errors(model: Any, inputs: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How far the logits of a model in bfloat16 are from those in float32: without kernels, and with them."""
+    tokens = torch.randint(model.config.codebook, (1, inputs), device=DEVICE)
+    slots = torch.arange(inputs, device=DEVICE)
+    with torch.inference_mode():
+        monkeypatch.setenv(SWITCH, "0")
+        exact = model(tokens, slots, Causal()).double()
+        small, found = model.bfloat16(), []
+        for switch in ("0", "1"):
+            monkeypatch.setenv(SWITCH, switch)
+            found.append(small(tokens, slots, Causal()).double())
+    return [float((one - exact).norm() / exact.norm()) for one in found]
 
 
 @contextmanager

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from diagonal import Grid, Layout, Sampling, load, make_plan
-from diagonal.engine.attention import Causal
 from diagonal.engine.cache import KVCache
 from diagonal.engine.decode import decode
 from diagonal.engine.graphs import Graphs
 from diagonal.engine.kernels import SWITCH
 from diagonal.engine.runner import Eager, make_runner
 from diagonal.engine.sampler import Sampler
+from tests.gpu import logits_errors
 from tests.tiny import GREEDY, TINY, build, random_prompt, tiny_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -57,16 +57,8 @@ def test_logits_at_true_size_agree_within_bfloat16(name: str, monkeypatch: pytes
     with torch.device(CUDA):
         torch.manual_seed(0)
         model = config.build().eval()
-    tokens, slots = torch.randint(config.codebook, (1, 600), device=CUDA), torch.arange(600, device=CUDA)
-    with torch.inference_mode():
-        monkeypatch.setenv(SWITCH, "0")
-        exact = model(tokens, slots, Causal()).double()
-        small = model.bfloat16()
-        plain = small(tokens, slots, Causal()).double()
-        monkeypatch.setenv(SWITCH, "1")
-        fused = small(tokens, slots, Causal()).double()
-    error = [float((one - exact).norm() / exact.norm()) for one in (plain, fused)]
-    assert error[1] < 0.03 and error[1] < 1.1 * error[0]
+    without, found = logits_errors(model, 600, monkeypatch)
+    assert found < 0.03 and found < 1.1 * without
 
 
 def test_a_stream_gives_the_same_video_whenever_it_is_asked() -> None:

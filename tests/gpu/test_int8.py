@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal.engine.attention import Causal
-from diagonal.engine.kernels import SWITCH, plain
+from diagonal.engine.kernels import plain
 from diagonal.names import find
 from diagonal.quantize import quantize
 from diagonal.weights import int8_rows
-from tests.gpu import BFLOAT16, DEVICE, RUNNABLE, poisoned
+from tests.gpu import BFLOAT16, DEVICE, RUNNABLE, logits_errors, poisoned
 
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not RUNNABLE, reason="no CUDA device, no TRITON_INTERPRET=1")]
@@ -121,13 +120,5 @@ def test_logits_of_a_quantised_model_are_those_of_its_plain_form(name: str, monk
         torch.manual_seed(0)
         model = find("models", name).config.build().eval()
     quantize(model, "int8")
-    tokens, slots = torch.randint(model.config.codebook, (1, 16), device=DEVICE), torch.arange(16, device=DEVICE)
-    with torch.inference_mode():
-        monkeypatch.setenv(SWITCH, "0")
-        exact = model(tokens, slots, Causal()).double()
-        small = model.bfloat16()
-        plain = small(tokens, slots, Causal()).double()
-        monkeypatch.setenv(SWITCH, "1")
-        found = small(tokens, slots, Causal()).double()
-    error = [float((one - exact).norm() / exact.norm()) for one in (plain, found)]
-    assert error[1] < 0.03 and error[1] < 1.1 * error[0]
+    without, found = logits_errors(model, 16, monkeypatch)
+    assert found < 0.03 and found < 1.1 * without

@@ -60,9 +60,10 @@ def encode(recording: Path, codec: Any, cutting: Cutting, target: Path) -> Itera
     for path in sorted(recording.glob("[!.]*.safetensors")):
         scenario, data = _read(path)
         done += len(data["frames"])
-        if len(data["frames"]) < cutting.frames:  # the rest of a recording
+        episodes = torch.from_numpy(data["episodes"].astype(np.int64))
+        if int(episodes.unique(return_counts=True)[1].max()) < cutting.frames:  # the rest of a recording
             continue
-        begin = starts(torch.from_numpy(data["episodes"].astype(np.int64)), cutting.frames)
+        begin = starts(episodes, cutting.frames)
         for part in begin[begin % cutting.hop == 0].split(CHUNK):
             clips = np.stack([data["frames"][at : at + cutting.frames] for at in part.tolist()])
             video = torch.from_numpy(clips).permute(0, 1, 4, 2, 3)

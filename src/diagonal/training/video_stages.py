@@ -24,6 +24,7 @@ from torch import Tensor
 
 from diagonal import lpips, weights
 from diagonal.engine.protocols import DiffusionVariant
+from diagonal.evaluation.students import Asked, Student, Teacher
 from diagonal.files import atomic
 from diagonal.names import find
 from diagonal.presets import Preset
@@ -32,13 +33,13 @@ from diagonal.text import ENCODERS
 from diagonal.training import captioned
 from diagonal.training.codec import CodecTask
 from diagonal.training.data import Part, frames, one_after_another
-from diagonal.training.diffusion import levels_met, preset_shares
+from diagonal.training.diffusion import autocast, levels_met, preset_shares
 from diagonal.training.distill import DistillTask
 from diagonal.training.latents import Solving, Trajectories, record
 from diagonal.training.methods import DIFFUSION, Distillation
 from diagonal.training.methods import find as find_method
 from diagonal.training.run import claim, fit
-from diagonal.training.samples import student_videos, teacher_videos, write_sheet
+from diagonal.training.samples import write_sheet
 from diagonal.training.stages import MODEL, Line, build, settings
 from diagonal.training.teacher import OdeTask, TeacherTask
 from diagonal.worlds import vizdoom
@@ -229,9 +230,10 @@ def train_teacher(work: Work) -> Iterator[Line]:
     )
     yield from fit(task, how.run, folder)
     module.eval()
-    texts = held_out.prompts(SHOWN, how.run.seed).text_NLC
-    made = teacher_videos(module, (texts, work.negative), solving(work))
-    write_sheet(made, work.load_codec(), folder / "samples.png")
+    steps = solving(work)
+    chunk = work.presets[0].chunk_frames or work.shape[0]
+    shown = Teacher(module, work.load_codec(), steps.sigmas(), steps.guidance_scale, work.negative, chunk)
+    _show(work, TEACHER, shown)
     work.finish(TEACHER, {"transformer": module}, how.gate)
 
 
@@ -275,7 +277,7 @@ def train_ode(work: Work) -> Iterator[Line]:
     data, held_out = (work.trajectories(part) for part in PARTS)
     task = OdeTask(module, data, held_out, presets, how.batch, how.run.seed, lr=how.lr)
     yield from fit(task, how.run, work.folder / ODE)
-    _show(work, ODE, module, work.method(work.recipe.methods[0]))
+    _show(work, ODE, Student(module.eval(), work.load_codec(), presets[0]))
     work.finish(ODE, {"transformer": module}, how.gate)
 
 
@@ -308,15 +310,16 @@ def train_student(work: Work, spec: str) -> Iterator[Line]:
         held_out,
     )
     yield from fit(task, how.run, work.folder / stage)
-    _show(work, stage, generator, method)
+    _show(work, stage, Student(generator.eval(), work.load_codec(), method.preset))
     work.finish(stage, {"transformer": generator}, how.gate)
 
 
-def _show(work: Work, stage: str, student: Any, method: Distillation) -> None:
-    """Samples of a student."""
+def _show(work: Work, stage: str, model: Student | Teacher) -> None:
+    """Samples of a model, of held-out prompts: the same ones and the same noise in every stage."""
     texts = work.clips("held-out").prompts(SHOWN, work.recipe.teacher.run.seed).text_NLC
-    made = student_videos(student.eval(), texts, method, work.shape)
-    write_sheet(made, work.load_codec(), work.folder / stage / "samples.png")
+    with autocast(work.device):
+        made = model.videos(Asked(texts, range(SHOWN), work.shape))
+    write_sheet(made, work.folder / stage / "samples.png")
 
 
 def export(work: Work, spec: str, folder: Path) -> Path:
