@@ -117,19 +117,3 @@ def test_wide_attention_in_parts_is_that_of_the_whole(keys: int) -> None:
     with torch.inference_mode(), sdpa_kernel(WIDE, set_priority=True):
         found, wanted = attend_wide(q, k, v), torch.nn.functional.scaled_dot_product_attention(q, k, v)
     assert (found.float() - wanted.float()).norm() < 0.01 * wanted.float().norm()
-
-
-@pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("keys", [64, 192])
-def test_attention_to_a_text_is_attention(keys: int, width: int) -> None:
-    """Queries that do not fill their tiles, and one text for all videos."""
-    from diagonal.engine.kernels import latents
-
-    torch.manual_seed(keys)
-    q, k, v = (torch.randn(*size, width) for size in ((2, 150, 3), (1, keys, 3), (1, keys, 3)))
-    q, k, v = (one.to(DEVICE, torch.bfloat16).transpose(1, 2) for one in (q, k, v))
-    k, v = (one.expand(2, -1, -1, -1) for one in (k, v))
-    with poisoned():
-        found = latents.attend_text(q, k, v)
-    wanted = (q.double() @ k.double().transpose(2, 3) / width**0.5).softmax(-1) @ v.double()
-    assert (found.double() - wanted).abs().max() <= 4 * BFLOAT16 * wanted.abs().max()

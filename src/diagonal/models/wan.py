@@ -117,8 +117,8 @@ class CrossAttention(nn.Module):
         self.norm_k = RMSNorm(config.dim, config.eps)
 
     def forward(self, x_BSC: Tensor, text: tuple[Tensor, Tensor]) -> Tensor:
-        q_BHSD = self._heads(self.norm_q(self.q(x_BSC)))
-        out: Tensor = self.o(joined(ops(x_BSC).attend_text(q_BHSD, *text)))
+        mixed = F.scaled_dot_product_attention(self._heads(self.norm_q(self.q(x_BSC))), *text)
+        out: Tensor = self.o(joined(mixed))
         return out
 
     def keys(self, text_BLC: Tensor) -> tuple[Tensor, Tensor]:

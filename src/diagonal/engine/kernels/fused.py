@@ -15,7 +15,6 @@ from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import int8, plain
 from diagonal.engine.kernels.latents import add_gated as add_gated
 from diagonal.engine.kernels.latents import add_norm as add_norm
-from diagonal.engine.kernels.latents import attend_text as attend_text
 
 HEADS = 8  # of a program of `remember`: enough programs for every multiprocessor, yet not one for each 128 bytes
 COLUMNS = 1024  # of a program of the activations

@@ -6,17 +6,12 @@ A call has thousands of tokens, so these are as long as memory takes: each numbe
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 from __future__ import annotations
 
-import math
-
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from diagonal.engine.heads import LatentHeads
-
-QUERIES, KEYS = 128, 64  # of a tile of attention to a text
 
 
 def add_norm(
@@ -93,59 +88,6 @@ def mix(parts_PHSD: Tensor, sums_PHS: Tensor) -> Tensor:
         num_warps=1,
     )
     return out_SHD.transpose(0, 1)[None]
-
-
-def attend_text(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor) -> Tensor:
-    """Attention of many queries to the few keys of a text, (B, H, S, D): libraries are made for many keys."""
-    batch, heads, queries, width = q_BHSD.shape
-    keys = k_BHLD.shape[2]
-    if keys % KEYS or width not in (64, 128) or q_BHSD.dtype != torch.bfloat16:
-        return F.scaled_dot_product_attention(q_BHSD, k_BHLD, v_BHLD)
-    out_BSHD = q_BHSD.new_empty(batch, queries, heads, width)
-    _attend_text[(triton.cdiv(queries, QUERIES), heads, batch)](
-        *(q_BHSD, k_BHLD, v_BHLD, out_BSHD, queries, keys, math.log2(math.e) / math.sqrt(width)),
-        *(*q_BHSD.stride()[:3], *k_BHLD.stride()[:3], *v_BHLD.stride()[:3]),
-        *(heads, width, QUERIES, KEYS, not q_BHSD.is_cuda),
-        num_warps=8,
-        num_stages=3,
-    )
-    return out_BSHD.transpose(1, 2)
-
-
-@triton.jit
-def _attend_text(
-    q, k, v, out, queries, keys, scale,
-    q_b, q_h, q_s, k_b, k_h, k_l, v_b, v_h, v_l,
-    HEADS: tl.constexpr, D: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDEN: tl.constexpr,
-):  # fmt: skip
-    """Some queries of one head."""
-    head, batch = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    row, column = tl.program_id(0) * QUERIES + tl.arange(0, QUERIES), tl.arange(0, D)
-    real = (row < queries)[:, None]
-    q_at = q + batch * q_b + head * q_h + row[:, None] * q_s + column
-    q_RD = tl.load(q_at, mask=real, other=0.0)
-    key = tl.arange(0, KEYS)[:, None]
-    k_at, v_at = k + batch * k_b + head * k_h + key * k_l + column, v + batch * v_b + head * v_h + key * v_l + column
-    top = tl.full([QUERIES], float("-inf"), tl.float32)
-    total = tl.zeros([QUERIES], tl.float32)
-    mixed = tl.zeros([QUERIES, D], tl.float32)
-    if WIDEN:  # Triton's interpreter cannot multiply bfloat16 numbers; widened they are the same
-        q_RD = q_RD.to(tl.float32)
-    for at in range(0, keys, KEYS):
-        k_LD, v_LD = tl.load(k_at + at * k_l), tl.load(v_at + at * v_l)
-        if WIDEN:
-            k_LD = k_LD.to(tl.float32)
-        score = tl.dot(q_RD, tl.trans(k_LD)) * scale
-        new_top = tl.maximum(top, tl.max(score, 1))
-        weight, decay = tl.exp2(score - new_top[:, None]), tl.exp2(top - new_top)
-        total = total * decay + tl.sum(weight, 1)
-        weight = weight.to(v.dtype.element_ty)
-        if WIDEN:
-            weight, v_LD = weight.to(tl.float32), v_LD.to(tl.float32)
-        mixed = tl.dot(weight, v_LD, mixed * decay[:, None])
-        top = new_top
-    to = out + ((batch * queries + row[:, None]) * HEADS + head) * D + column
-    tl.store(to, (mixed / total[:, None]).to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit

@@ -74,11 +74,6 @@ def add_gated(x_BFNC: Tensor, delta: Tensor, gate: Tensor) -> Tensor:
     return x_BFNC + gate * delta.reshape(x_BFNC.shape)
 
 
-def attend_text(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor) -> Tensor:
-    """Attention of all queries to all keys of a text."""
-    return F.scaled_dot_product_attention(q_BHSD, k_BHLD, v_BHLD)
-
-
 def int8_linear(
     x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual: Tensor | None
 ) -> Tensor:
