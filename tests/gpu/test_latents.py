@@ -69,7 +69,8 @@ def test_heads_are_normed_turned_and_written_to_their_places(shape: tuple[int, .
     cache = _random(2, batch, inputs + 4, heads, wide, dtype=dtype)
     before = cache.clone()
     with poisoned():
-        q = latents.turn(given, cache[0, :, 2:-2], cache[1, :, 2:-2])
+        q, again = latents.turn(given, cache[0, :, 2:-2], cache[1, :, 2:-2], copies=2).split(batch)
+    assert torch.equal(q, again)
     wanted = given.split()
     bound = 3e-6 if dtype == torch.float32 else 4 * BFLOAT16
     for found, exact in zip((q, cache[0, :, 2:-2], cache[1, :, 2:-2]), wanted, strict=True):
@@ -93,8 +94,9 @@ def test_what_the_kernel_would_write_wrongly_is_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("across", [False, True])  # heads of a query lie side by side
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_parts_of_the_keys_are_mixed_as_one(count: int, dtype: torch.dtype) -> None:
+def test_parts_of_the_keys_are_mixed_as_one(count: int, across: bool, dtype: torch.dtype) -> None:
     from diagonal.engine.kernels import latents
 
     torch.manual_seed(count)
@@ -103,6 +105,7 @@ def test_parts_of_the_keys_are_mixed_as_one(count: int, dtype: torch.dtype) -> N
     apart = [(scores[..., i::count], v[:, :, i::count]) for i in range(count)]
     mixed = torch.cat([one.softmax(-1) @ values for one, values in apart])
     sums = torch.cat([one.logsumexp(-1) for one, _ in apart])
+    mixed = mixed.transpose(1, 2).contiguous().transpose(1, 2) if across else mixed
     with poisoned():
         found = latents.mix(mixed.to(dtype), sums.float())
     wanted = scores.softmax(-1) @ v
@@ -115,5 +118,5 @@ def test_parts_of_the_keys_are_mixed_as_one(count: int, dtype: torch.dtype) -> N
 def test_wide_attention_in_parts_is_that_of_the_whole(keys: int) -> None:
     q, k, v = (torch.randn(1, 12, size, 128, device=DEVICE, dtype=torch.bfloat16) for size in (4680, keys, keys))
     with torch.inference_mode(), sdpa_kernel(WIDE, set_priority=True):
-        found, wanted = attend_wide(q, k, v), torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        found, wanted = attend_wide(q.expand(2, -1, -1, -1).contiguous(), k, v), attend_wide(q, k, v)
     assert (found.float() - wanted.float()).norm() < 0.01 * wanted.float().norm()

@@ -19,7 +19,6 @@ from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from diagonal.engine.heads import Heads, LatentHeads, joined
-from diagonal.engine.kernels import usable
 from diagonal.plan import Entries
 
 # On wide calls over many keys cuDNN is the fastest by far; each number of keys is planned once and comes up many times.
@@ -32,7 +31,8 @@ WIDE = [
 QUERIES = 128  # of a block of cuDNN's kernel
 WORTH = 0.95  # mixing parts takes a little too
 MANY = 1024  # queries; fewer are not worth it
-HEADS = (64, 128)  # widths for which cuDNN is known to give log-sum-exps
+HEADS = (64, 128)  # their widths
+HOPPER = 9
 BLOCK = 128  # inputs that FlexAttention takes at a time
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -75,21 +75,27 @@ def cut(queries: int, heads: int, keys: int, processors: int) -> int:
     return best if rounds(best) < WORTH * rounds(1) else 1
 
 
-def attend_wide(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor) -> Tensor:
-    """Attention of many queries to all keys, (B, H, S, D); on a GPU with kernels in parts of the keys, where `cut` says
-    so, which are then mixed by their log-sum-exps."""
-    narrow = q_BHSD.shape[2] < MANY or q_BHSD.shape[3] not in HEADS
-    if narrow or len(q_BHSD) > 1 or not usable(q_BHSD.device) or torch.is_grad_enabled():
-        return F.scaled_dot_product_attention(q_BHSD, k_BHLD, v_BHLD)
-    processors = torch.cuda.get_device_properties(q_BHSD.device).multi_processor_count
-    parts = cut(q_BHSD.shape[2], q_BHSD.shape[1], k_BHLD.shape[2], processors)
-    if parts == 1:
-        return F.scaled_dot_product_attention(q_BHSD, k_BHLD, v_BHLD)
+def wide_parts(heads: LatentHeads, k_BLHD: Tensor) -> int:
+    """Into how many parts `attend_wide` should have keys cut on a GPU with kernels: 1 but where that is known to be
+    faster, and cuDNN to give log-sum-exps."""
+    batch, queries, _ = heads.qkv_BSC.shape
+    gpu = torch.cuda.get_device_properties(k_BLHD.device)
+    known = gpu.major == HOPPER and k_BLHD.dtype in (torch.bfloat16, torch.float16) and k_BLHD.shape[3] in HEADS
+    if batch > 1 or queries < MANY or not known:
+        return 1
+    return cut(queries, heads.heads, k_BLHD.shape[1], gpu.multi_processor_count)
+
+
+def attend_wide(q_PHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor) -> Tensor:
+    """Attention of many queries to all keys, (B, H, S, D). The queries of one video may be given P times, on a GPU with
+    kernels: then each of P parts of the keys is attended to for itself, and these are mixed by their log-sum-exps."""
+    parts = len(q_PHSD)
+    if parts == len(k_BHLD):
+        return F.scaled_dot_product_attention(q_PHSD, k_BHLD, v_BHLD)
     from diagonal.engine.kernels.latents import mix
 
     k, v = (part.unflatten(2, (parts, -1))[0].transpose(0, 1) for part in (k_BHLD, v_BHLD))
-    q = q_BHSD.expand(parts, -1, -1, -1).contiguous()
-    out, sums = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)[:2]
+    out, sums = torch.ops.aten._scaled_dot_product_cudnn_attention(q_PHSD, k, v, None, True)[:2]
     return mix(out, sums.reshape(out.shape[:3]))
 
 
