@@ -160,30 +160,22 @@ class Block(nn.Module):
 
     def forward(
         self,
-        x_BFNC: Tensor,
-        changes: tuple[Tensor, ...],
-        rope: Rope,
-        memory: LatentLayerMemory,
-        text: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        return ops(x_BFNC).add_gated(*self.terms((x_BFNC, None, None), changes, rope, memory, text))
-
-    def terms(
-        self,
         total: Terms,
         changes: tuple[Tensor, ...],
         rope: Rope,
         memory: LatentLayerMemory,
         text: tuple[Tensor, Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The layer without its last sum, and after a layer without it: a kernel makes it along with the next norm."""
+    ) -> Terms:
+        """After a layer whose last sum may still be open, and perhaps with its own left open: the kernel of the next
+        norm makes both at once."""
         shift1, gain1, gate1, shift2, gain2, gate2 = changes
         run = ops(total[0])
         x_BFNC, h = run.add_norm(*total, gain1, shift1, self.eps)
         mixed = self.self_attn(h.flatten(1, 2), rope, memory)
         x_BFNC, h = run.add_norm(x_BFNC, mixed, gate1, self.norm3.weight, self.norm3.bias, self.eps)
         x_BFNC, h = run.add_norm(x_BFNC, self.cross_attn(h.flatten(1, 2), text), None, gain2, shift2, self.eps)
-        return x_BFNC, self.ffn[2](self.hidden(h)), gate2
+        last = (x_BFNC, self.ffn[2](self.hidden(h)), gate2)
+        return last if able(x_BFNC) else (run.add_gated(*last), None, None)
 
 
 class Head(nn.Module):
@@ -268,11 +260,9 @@ class Wan(nn.Module):
         x_BFNC, batch = self._patches(x_BFCHW), len(x_BFCHW)
         time_BFC, changes = self._time(level, x_BFNC)
         total: Terms = (x_BFNC, None, None)
-        late = able(x_BFNC)  # what a layer adds last is added by the kernel that comes next
         for index, block in enumerate(self._layers):
             k, v = (part.expand(batch, -1, -1, -1) for part in text[index])
-            given = (changes[index].split(1, dim=2), rope, memory.layer(index), (k, v))
-            total = block.terms(total, *given) if late else (block(total[0], *given), None, None)
+            total = block(total, changes[index].split(1, dim=2), rope, memory.layer(index), (k, v))
         return self._cells(self.head(total, time_BFC), x_BFCHW)
 
     def _time(self, level: float | Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -117,17 +117,16 @@ def compiled(modules: Iterable[nn.Module], device: torch.device) -> None:
         module.forward = _where_learnt(torch.compile(module.forward, dynamic=False), module.forward)
 
 
-def _where_learnt(fast: Callable[..., Tensor], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def run(*given: Any) -> Tensor:
+def _where_learnt(fast: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*given: Any) -> Any:
         return fast(*given) if torch.is_grad_enabled() else plain(*given)
 
     return run
 
 
-def _again(forward: Callable[..., Tensor], contexts: Callable[[], tuple[Any, Any]]) -> Callable[..., Tensor]:
-    def run(*given: Any) -> Tensor:
-        out: Tensor = checkpoint(forward, *given, use_reentrant=False, context_fn=contexts)
-        return out
+def _again(forward: Callable[..., Any], contexts: Callable[[], tuple[Any, Any]]) -> Callable[..., Any]:
+    def run(*given: Any) -> Any:
+        return checkpoint(forward, *given, use_reentrant=False, context_fn=contexts)
 
     return run
 
