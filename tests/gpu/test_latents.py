@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import sdpa_kernel
 
+from diagonal.engine.attention import WIDE, attend_wide
 from diagonal.engine.heads import LatentHeads
 from diagonal.engine.kernels import plain
 from tests.gpu import BFLOAT16, DEVICE, RUNNABLE, poisoned
@@ -67,7 +69,8 @@ def test_heads_are_normed_turned_and_written_to_their_places(shape: tuple[int, .
     cache = _random(2, batch, inputs + 4, heads, wide, dtype=dtype)
     before = cache.clone()
     with poisoned():
-        q = latents.turn(given, cache[0, :, 2:-2], cache[1, :, 2:-2])
+        q, again = latents.turn(given, cache[0, :, 2:-2], cache[1, :, 2:-2], copies=2).split(batch)
+    assert torch.equal(q, again)
     wanted = given.split()
     bound = 3e-6 if dtype == torch.float32 else 4 * BFLOAT16
     for found, exact in zip((q, cache[0, :, 2:-2], cache[1, :, 2:-2]), wanted, strict=True):
@@ -88,3 +91,33 @@ def test_what_the_kernel_would_write_wrongly_is_refused() -> None:
     short = LatentHeads(qkv, 2, norm, norm, 1e-6, (angles[:2], angles[:2]))
     with pytest.raises(ValueError, match="a rotation of shape"):
         latents.turn(short, place, place)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("across", [False, True])  # heads of a query lie side by side
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_parts_of_the_keys_are_mixed_as_one(count: int, across: bool, dtype: torch.dtype) -> None:
+    from diagonal.engine.kernels import latents
+
+    torch.manual_seed(count)
+    q, k, v = (torch.randn(1, 3, size, 24, device=DEVICE, dtype=torch.float64) for size in (5, 8 * count, 8 * count))
+    scores = q @ k.transpose(2, 3) / 24**0.5
+    apart = [(scores[..., i::count], v[:, :, i::count]) for i in range(count)]
+    mixed = torch.cat([one.softmax(-1) @ values for one, values in apart])
+    sums = torch.cat([one.logsumexp(-1) for one, _ in apart])
+    mixed = mixed.transpose(1, 2).contiguous().transpose(1, 2) if across else mixed
+    with poisoned():
+        found = latents.mix(mixed.to(dtype), sums.float())
+    wanted = scores.softmax(-1) @ v
+    bound = 3e-6 if dtype == torch.float32 else 3 * BFLOAT16
+    assert found.shape == q.shape and (found.double() - wanted).abs().max() <= bound * wanted.abs().max()
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("keys", [4680, 18720])
+def test_wide_attention_in_parts_is_that_of_the_whole(keys: int) -> None:
+    q, k, v = (_random(1, size, 12, 128, dtype=torch.bfloat16) for size in (4680, keys, keys))
+    q, k, v = (part.transpose(1, 2) for part in (q.repeat(2, 1, 1, 1), k, v))
+    with torch.inference_mode(), sdpa_kernel(WIDE, set_priority=True):
+        found, wanted = attend_wide(q, k, v), attend_wide(q[:1], k, v)
+    assert (found.float() - wanted.float()).norm() < 0.01 * wanted.float().norm()

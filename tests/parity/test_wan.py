@@ -15,6 +15,7 @@ from diagonal.engine.attention import Full
 from diagonal.engine.chunk_masks import block_causal, dense, teacher_forcing
 from diagonal.engine.denoise import Settings, denoise
 from diagonal.engine.window import Window
+from diagonal.models import wan
 from diagonal.models.wan import DIFFUSERS, VARIANTS
 from tests.conftest import golden, golden_json
 from tests.wan import SIZE, TOKENS, Recorder, Replay, Steps, new_cache, recorded_model, sigma
@@ -45,7 +46,10 @@ def test_the_bidirectional_forward_and_its_stages_are_the_recorded_ones(model: A
     seen: dict[str, Tensor] = {}
 
     def keep(name: str, module: Any) -> Any:
-        return module.register_forward_hook(lambda module, given, out: seen.__setitem__(name, out))
+        def hook(module: Any, given: Any, out: Any) -> None:
+            seen[name] = out[0] if isinstance(out, tuple) else out  # a layer's x, its last sum made
+
+        return module.register_forward_hook(hook)
 
     block = model.blocks[0]
     stages = {
@@ -68,6 +72,18 @@ def test_the_bidirectional_forward_and_its_stages_are_the_recorded_ones(model: A
         close(seen[name].reshape(data[name].shape), data[name])
     tokens = model._patches(x_BFCHW)
     close(tokens.flatten(1, 2), data["patch_embed"].flatten(2).transpose(1, 2), 1e-5)
+
+
+def test_sums_left_to_the_next_norm_change_nothing(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where a kernel makes them along with it."""
+    data = golden("wan/bidirectional.safetensors")
+    given = (data["x"].transpose(1, 2), data["t"][:, None], model.embed_text(data["context"]), rope(model, range(6)))
+    early = model(*given, Full())
+    left: list[bool] = []
+    hook = model.blocks[0].register_forward_hook(lambda module, given, out: left.append(out[1] is not None))
+    monkeypatch.setattr(wan, "able", lambda x: True)
+    assert torch.equal(model(*given, Full()), early) and left == [True]
+    hook.remove()
 
 
 def test_text_that_is_shorter_than_the_model_takes_is_filled_with_zeros(model: Any) -> None:

@@ -28,6 +28,11 @@ WIDE = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
+QUERIES = 128  # of a block of cuDNN's kernel
+WORTH = 0.95  # mixing parts takes a little too
+MANY = 1024  # queries; fewer are not worth it
+HEADS = (64, 128)  # their widths
+HOPPER = 9
 BLOCK = 128  # inputs that FlexAttention takes at a time
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -52,6 +57,46 @@ def causal(q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
     """Grouped-query attention of as many queries as keys, each to those before it and to its own."""
     grouped = q_BHSD.shape[1] != k_BKSD.shape[1]
     return F.scaled_dot_product_attention(q_BHSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=grouped)
+
+
+def cut(queries: int, heads: int, keys: int, processors: int) -> int:
+    """Into how many parts the keys are best cut, so that the blocks of work come out even on the multiprocessors.
+
+    cuDNN gives a block QUERIES queries of a head and all of its keys. 4,680 queries of 12 heads are 444 blocks: on 132
+    multiprocessors three rounds and a third, which take as long as four. With the keys in two parts there are 888
+    blocks half as long: seven half rounds.
+    """
+    blocks = -(-queries // QUERIES) * heads
+
+    def rounds(parts: int) -> float:
+        return -(-blocks * parts // processors) / parts
+
+    best = min((parts for parts in (1, 2, 4) if keys % parts == 0), key=rounds)
+    return best if rounds(best) < WORTH * rounds(1) else 1
+
+
+def wide_parts(heads: LatentHeads, k_BLHD: Tensor) -> int:
+    """Into how many parts `attend_wide` should have keys cut on a GPU with kernels: 1 but where that is known to be
+    faster, and cuDNN to give log-sum-exps."""
+    batch, queries, _ = heads.qkv_BSC.shape
+    gpu = torch.cuda.get_device_properties(k_BLHD.device)
+    known = gpu.major == HOPPER and k_BLHD.dtype in (torch.bfloat16, torch.float16) and k_BLHD.shape[3] in HEADS
+    if batch > 1 or queries < MANY or not known:
+        return 1
+    return cut(queries, heads.heads, k_BLHD.shape[1], gpu.multi_processor_count)
+
+
+def attend_wide(q_PHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor) -> Tensor:
+    """Attention of many queries to all keys, (B, H, S, D). The queries of one video may be given P times, on a GPU with
+    kernels: then each of P parts of the keys is attended to for itself, and these are mixed by their log-sum-exps."""
+    parts = len(q_PHSD)
+    if parts == len(k_BHLD):
+        return F.scaled_dot_product_attention(q_PHSD, k_BHLD, v_BHLD)
+    from diagonal.engine.kernels.latents import mix
+
+    k, v = (part.unflatten(2, (parts, -1))[0].transpose(0, 1) for part in (k_BHLD, v_BHLD))
+    out, sums = torch.ops.aten._scaled_dot_product_cudnn_attention(q_PHSD, k, v, None, True)[:2]
+    return mix(out, sums.reshape(out.shape[:3]))
 
 
 def bias(mask_SL: Tensor, group: int, dtype: torch.dtype) -> Tensor:

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diagonal.engine.attention import Plain
+from diagonal.engine.attention import Plain, attend_wide, wide_parts
 from diagonal.engine.heads import LatentHeads, joined
-from diagonal.engine.kernels import usable
+from diagonal.engine.kernels import able
 from diagonal.engine.protocols import CacheSpec
 
 
@@ -139,15 +139,14 @@ class WindowLayer(Plain):
     def attend_latents(self, heads: LatentHeads) -> Tensor:
         """Where a kernel can, keys and values go straight to their places."""
         first, x = self.step.first, heads.qkv_BSC
-        able = x.is_cuda and usable(x.device) and not torch.is_grad_enabled()
-        if first is None or self.step.past is not None or not able:
+        if first is None or self.step.past is not None or not able(x):
             return joined(self.attend(*heads.split()))
         from diagonal.engine.kernels.latents import turn
 
         k, v = (part[:, first : first + x.shape[1]] for part in (self.k, self.v))
-        q = turn(heads, k, v).to(self.k.dtype).transpose(1, 2)
-        k, v = (part[:, : self.step.extent].transpose(1, 2) for part in (self.k, self.v))
-        return joined(F.scaled_dot_product_attention(q, k, v)).to(x.dtype)
+        seen_k, seen_v = (part[:, : self.step.extent] for part in (self.k, self.v))
+        q = turn(heads, k, v, wide_parts(heads, seen_k)).to(self.k.dtype)
+        return joined(attend_wide(*(part.transpose(1, 2) for part in (q, seen_k, seen_v)))).to(x.dtype)
 
     def _put(self, buffer: Tensor, new_BHSD: Tensor, past: Tensor) -> Tensor:
         """Write the new tokens; what is visible after it. Gradients reach the new tokens, and never the past."""

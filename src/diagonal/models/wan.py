@@ -24,9 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.engine.heads import LatentHeads, joined, rotate_pairs
-from diagonal.engine.kernels import ops
+from diagonal.engine.kernels import able, ops
 from diagonal.engine.protocols import CacheSpec, DiffusionVariant, LatentLayerMemory, Memory, Rope, TextKV, WeightMap
 from diagonal.models.layers import RMSNorm
+
+Terms = tuple[Tensor, Tensor | None, Tensor | None]  # x, delta and gate of x + gate * delta: a sum still to be made
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,23 +160,22 @@ class Block(nn.Module):
 
     def forward(
         self,
-        x_BFNC: Tensor,
+        total: Terms,
         changes: tuple[Tensor, ...],
         rope: Rope,
         memory: LatentLayerMemory,
         text: tuple[Tensor, Tensor],
-    ) -> Tensor:
+    ) -> Terms:
+        """After a layer whose last sum may still be open, and perhaps with its own left open: the kernel of the next
+        norm makes both at once."""
         shift1, gain1, gate1, shift2, gain2, gate2 = changes
-        run = ops(x_BFNC)
-        _, h = run.add_norm(x_BFNC, None, None, gain1, shift1, self.eps)
+        run = ops(total[0])
+        x_BFNC, h = run.add_norm(*total, gain1, shift1, self.eps)
         mixed = self.self_attn(h.flatten(1, 2), rope, memory)
         x_BFNC, h = run.add_norm(x_BFNC, mixed, gate1, self.norm3.weight, self.norm3.bias, self.eps)
         x_BFNC, h = run.add_norm(x_BFNC, self.cross_attn(h.flatten(1, 2), text), None, gain2, shift2, self.eps)
-        return run.add_gated(x_BFNC, self.ffn[2](self.hidden(h)), gate2)
-
-
-def _modulate(x_BFNC: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
-    return F.layer_norm(x_BFNC, x_BFNC.shape[-1:], eps=eps) * (1 + scale) + shift
+        last = (x_BFNC, self.ffn[2](self.hidden(h)), gate2)
+        return last if able(x_BFNC) else (run.add_gated(*last), None, None)
 
 
 class Head(nn.Module):
@@ -186,9 +187,10 @@ class Head(nn.Module):
         self.modulation = nn.Parameter(torch.randn(1, 2, config.dim) / config.dim**0.5)
         self.head = nn.Linear(config.dim, config.patch**2 * config.channels)
 
-    def forward(self, x_BFNC: Tensor, time_BFC: Tensor) -> Tensor:
+    def forward(self, total: Terms, time_BFC: Tensor) -> Tensor:
         shift, scale = (self.modulation + time_BFC[:, :, None]).split(1, dim=2)
-        out: Tensor = self.head(_modulate(x_BFNC, shift, scale, self.eps))
+        _, h = ops(total[0]).add_norm(*total, 1 + scale, shift, self.eps)
+        out: Tensor = self.head(h)
         return out
 
 
@@ -257,10 +259,11 @@ class Wan(nn.Module):
         """The velocity. `level` is one timestep for all, or a tensor (B or 1, F or 1)."""
         x_BFNC, batch = self._patches(x_BFCHW), len(x_BFCHW)
         time_BFC, changes = self._time(level, x_BFNC)
+        total: Terms = (x_BFNC, None, None)
         for index, block in enumerate(self._layers):
             k, v = (part.expand(batch, -1, -1, -1) for part in text[index])
-            x_BFNC = block(x_BFNC, changes[index].split(1, dim=2), rope, memory.layer(index), (k, v))
-        return self._cells(self.head(x_BFNC, time_BFC), x_BFCHW)
+            total = block(total, changes[index].split(1, dim=2), rope, memory.layer(index), (k, v))
+        return self._cells(self.head(total, time_BFC), x_BFCHW)
 
     def _time(self, level: float | Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """The embedding of the level, and the changes (layers, B or 1, F or 1, 6, C) it makes in every layer."""

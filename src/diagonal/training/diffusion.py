@@ -114,23 +114,22 @@ def compiled(modules: Iterable[nn.Module], device: torch.device) -> None:
         module.forward = where_learnt(module.forward, device)
 
 
-def where_learnt(plain: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
+def where_learnt(plain: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """A function, compiled for such calls."""
     if device.type != "cuda":
         return plain
     torch._dynamo.config.recompile_limit = 64  # one level for all frames, or one for each; masks; batches; sizes
-    fast: Callable[..., Tensor] = torch.compile(plain, dynamic=False)
+    fast: Callable[..., Any] = torch.compile(plain, dynamic=False)
 
-    def run(*given: Any) -> Tensor:
+    def run(*given: Any) -> Any:
         return fast(*given) if torch.is_grad_enabled() else plain(*given)
 
     return run
 
 
-def _again(forward: Callable[..., Tensor], contexts: Callable[[], tuple[Any, Any]]) -> Callable[..., Tensor]:
-    def run(*given: Any) -> Tensor:
-        out: Tensor = checkpoint(forward, *given, use_reentrant=False, context_fn=contexts)
-        return out
+def _again(forward: Callable[..., Any], contexts: Callable[[], tuple[Any, Any]]) -> Callable[..., Any]:
+    def run(*given: Any) -> Any:
+        return checkpoint(forward, *given, use_reentrant=False, context_fn=contexts)
 
     return run
 

@@ -58,9 +58,14 @@ def usable(device: torch.device) -> bool:
     return device.type == "cuda" and find_spec("triton") is not None and os.environ.get(SWITCH) != "0"
 
 
+def able(x: Tensor) -> bool:
+    """Whether the kernels, which know no gradient, serve a tensor."""
+    return x.is_cuda and not torch.is_grad_enabled() and usable(x.device)
+
+
 def ops(x: Tensor) -> Ops:
-    """The operations for a tensor: kernels, which know no gradient, or their twins."""
-    if x.is_cuda and not torch.is_grad_enabled() and usable(x.device):
+    """The operations for a tensor: kernels, or their twins."""
+    if able(x):
         from diagonal.engine.kernels import fused
 
         return cast(Ops, fused)

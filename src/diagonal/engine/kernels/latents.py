@@ -55,15 +55,16 @@ def _steps(part: Tensor | None) -> tuple[int, int]:
     return part.stride(0) if part.shape[0] > 1 else 0, part.stride(1) if part.shape[1] > 1 else 0
 
 
-def turn(heads: LatentHeads, k_out_BSHD: Tensor, v_out_BSHD: Tensor) -> Tensor:
-    """Queries (B, S, H, D), normed and rotated; keys, also those, and values are written to the outputs."""
+def turn(heads: LatentHeads, k_out_BSHD: Tensor, v_out_BSHD: Tensor, copies: int = 1) -> Tensor:
+    """Queries (copies * B, S, H, D), normed and rotated; keys, also those, and values are written to the outputs."""
     qkv = heads.qkv_BSC.contiguous()
     batch, inputs, channels = qkv.shape
     width = channels // 3
-    q = qkv.new_empty(batch, inputs, heads.heads, width // heads.heads)
+    shape = (batch, inputs, heads.heads, width // heads.heads)
+    q = qkv.new_empty(copies, *shape).flatten(0, 1)
     for part in (k_out_BSHD, v_out_BSHD):
-        if part.shape != q.shape or not part[0].is_contiguous():
-            raise ValueError(f"an output of shape {tuple(part.shape)} given; {tuple(q.shape)}, contiguous, is needed")
+        if part.shape != shape or not part[0].is_contiguous():
+            raise ValueError(f"an output of shape {tuple(part.shape)} given; {shape}, contiguous, is needed")
     cos, sin = heads.rope
     half = width // heads.heads // 2
     if cos.numel() != inputs * half or not (cos.is_contiguous() and sin.is_contiguous()):
@@ -71,10 +72,42 @@ def turn(heads: LatentHeads, k_out_BSHD: Tensor, v_out_BSHD: Tensor) -> Tensor:
     _turn[(inputs, batch)](
         *(qkv, heads.q_norm_C, heads.k_norm_C, cos, sin, q, k_out_BSHD, v_out_BSHD),
         *(inputs, width, half, heads.eps, k_out_BSHD.stride(0), v_out_BSHD.stride(0)),
-        triton.next_power_of_2(width // 2),
+        *(triton.next_power_of_2(width // 2), copies),
         num_warps=4,
     )
     return q
+
+
+def mix(parts_PHSD: Tensor, sums_PHS: Tensor) -> Tensor:
+    """The mixtures of parts of the keys as that of all, (1, H, S, D): weighted by the softmax of their log-sum-exps."""
+    count, heads, queries, width = parts_PHSD.shape
+    out_SHD = parts_PHSD.new_empty(queries, heads, width)
+    _mix[(queries,)](
+        *(parts_PHSD, sums_PHS.contiguous(), out_SHD, *parts_PHSD.stride()[:3], queries, heads),
+        *(width, count, triton.next_power_of_2(heads * width)),
+        num_warps=4,
+    )
+    return out_SHD.transpose(0, 1)[None]
+
+
+@triton.jit
+def _mix(
+    parts, sums, out, p_step, h_step, s_step, queries, heads,
+    WIDTH: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One query, all heads, part after part: `top` and `total` are of the softmax over those seen so far."""
+    s, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside, head = column < heads * WIDTH, column // WIDTH
+    given = parts + s * s_step + head * h_step + column % WIDTH
+    top = tl.full([BLOCK], float("-inf"), tl.float32)
+    total, mixed = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    for part in tl.static_range(COUNT):
+        log = tl.load(sums + (part * heads + head) * queries + s, mask=inside, other=0.0)
+        value = tl.load(given + part * tl.cast(p_step, tl.int64), mask=inside, other=0.0)
+        new_top = tl.maximum(top, log)
+        weight, decay = tl.exp(log - new_top), tl.exp(top - new_top)
+        total, mixed, top = total * decay + weight, mixed * decay + value.to(tl.float32) * weight, new_top
+    tl.store(out + s * heads * WIDTH + column, (mixed / total).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -105,7 +138,8 @@ def _add_norm(
 
 @triton.jit
 def _turn(
-    qkv, q_norm, k_norm, cos, sin, q, k_out, v_out, inputs, width, half, eps, k_batch, v_batch, PAIRS: tl.constexpr,
+    qkv, q_norm, k_norm, cos, sin, q, k_out, v_out, inputs, width, half, eps, k_batch, v_batch,
+    PAIRS: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     """One token: pairs (x[2i], x[2i + 1]) of its queries and keys are turned, its values are copied. Numbers come and
     go side by side, and become pairs in registers."""
@@ -124,7 +158,12 @@ def _turn(
         x32 *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
         even, odd = tl.split(tl.reshape(x32.to(x.dtype).to(tl.float32), (PAIRS, 2)))
         turned = tl.reshape(tl.join(even * c - odd * n, even * n + odd * c), (2 * PAIRS,))
-        to = q + (b * inputs + s) * width if part == 0 else k_out + b * k_batch + s * width
-        tl.store(to + column, turned.to(to.dtype.element_ty), mask=inside)
+        if part == 0:
+            for copy in tl.static_range(COPIES):
+                to = q + ((copy * tl.num_programs(1) + b) * inputs + s) * width
+                tl.store(to + column, turned.to(q.dtype.element_ty), mask=inside)
+        else:
+            to = k_out + b * k_batch + s * width
+            tl.store(to + column, turned.to(k_out.dtype.element_ty), mask=inside)
     to = v_out + b * v_batch + s * width
     tl.store(to + column, tl.load(given + 2 * width, mask=inside, other=0.0).to(to.dtype.element_ty), mask=inside)
