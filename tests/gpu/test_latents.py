@@ -100,8 +100,8 @@ def test_parts_of_the_keys_are_mixed_as_one(count: int, across: bool, dtype: tor
     from diagonal.engine.kernels import latents
 
     torch.manual_seed(count)
-    q, k, v = (torch.randn(1, 3, size, 24, device=DEVICE, dtype=torch.float64) for size in (5, 8 * count, 8 * count))
-    scores = q @ k.transpose(2, 3) / 24**0.5
+    q, k, v = (torch.randn(1, 3, size, 32, device=DEVICE, dtype=torch.float64) for size in (5, 8 * count, 8 * count))
+    scores = q @ k.transpose(2, 3) / 32**0.5
     apart = [(scores[..., i::count], v[:, :, i::count]) for i in range(count)]
     mixed = torch.cat([one.softmax(-1) @ values for one, values in apart])
     sums = torch.cat([one.logsumexp(-1) for one, _ in apart])

@@ -79,12 +79,13 @@ def turn(heads: LatentHeads, k_out_BSHD: Tensor, v_out_BSHD: Tensor, copies: int
 
 
 def mix(parts_PHSD: Tensor, sums_PHS: Tensor) -> Tensor:
-    """The mixtures of parts of the keys as that of all, (1, H, S, D): weighted by the softmax of their log-sum-exps."""
+    """The mixtures of parts of the keys as that of all, (1, H, S, D): weighted by the softmax of their log-sum-exps. D is
+    a power of two."""
     count, heads, queries, width = parts_PHSD.shape
     out_SHD = parts_PHSD.new_empty(queries, heads, width)
     _mix[(queries,)](
         *(parts_PHSD, sums_PHS.contiguous(), out_SHD, *parts_PHSD.stride()[:3], queries, heads),
-        *(width, count, triton.next_power_of_2(heads * width)),
+        *(width, count, triton.next_power_of_2(heads)),
         num_warps=4,
     )
     return out_SHD.transpose(0, 1)[None]
@@ -93,21 +94,23 @@ def mix(parts_PHSD: Tensor, sums_PHS: Tensor) -> Tensor:
 @triton.jit
 def _mix(
     parts, sums, out, p_step, h_step, s_step, queries, heads,
-    WIDTH: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr, COUNT: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """One query, all heads, part after part: `top` and `total` are of the softmax over those seen so far."""
-    s, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
-    inside, head = column < heads * WIDTH, column // WIDTH
-    given = parts + s * s_step + head * h_step + column % WIDTH
-    top = tl.full([BLOCK], float("-inf"), tl.float32)
-    total, mixed = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    s, head, column = tl.program_id(0).to(tl.int64), tl.arange(0, HEADS), tl.arange(0, WIDTH)
+    inside = head < heads
+    given = parts + s * s_step + head[:, None] * h_step + column[None, :]
+    top, total = tl.full([HEADS], float("-inf"), tl.float32), tl.zeros([HEADS], tl.float32)
+    mixed = tl.zeros([HEADS, WIDTH], tl.float32)
     for part in tl.static_range(COUNT):
         log = tl.load(sums + (part * heads + head) * queries + s, mask=inside, other=0.0)
-        value = tl.load(given + part * tl.cast(p_step, tl.int64), mask=inside, other=0.0)
+        value = tl.load(given + part * tl.cast(p_step, tl.int64), mask=inside[:, None], other=0.0)
         new_top = tl.maximum(top, log)
         weight, decay = tl.exp(log - new_top), tl.exp(top - new_top)
-        total, mixed, top = total * decay + weight, mixed * decay + value.to(tl.float32) * weight, new_top
-    tl.store(out + s * heads * WIDTH + column, (mixed / total).to(out.dtype.element_ty), mask=inside)
+        mixed = mixed * decay[:, None] + value.to(tl.float32) * weight[:, None]
+        total, top = total * decay + weight, new_top
+    to = out + (s * heads + head[:, None]) * WIDTH + column[None, :]
+    tl.store(to, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit
