@@ -60,7 +60,7 @@ def _full() -> VideoRecipe:
             gate=Gate("val_psnr", least=24.0),
         ),
         teacher=TeacherRecipe(
-            RunConfig(steps=6000, seed=2, warmup=300, ema=0.999, ema_from=2000, evaluate_every=1500, save_every=1500),
+            RunConfig(steps=5000, seed=2, warmup=300, ema=0.999, ema_from=2000, evaluate_every=1250, save_every=1250),
             batch=64,
             gate=Gate("val_text_gain", least=0.0),
             shift=3.0,
