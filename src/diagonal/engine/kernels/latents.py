@@ -79,7 +79,7 @@ def turn(heads: LatentHeads, k_out_BSHD: Tensor, v_out_BSHD: Tensor, copies: int
 
 
 def mix(parts_PHSD: Tensor, sums_PHS: Tensor) -> Tensor:
-    """The mixtures of parts of the keys as that of all, (1, H, S, D), where D is a power of two: weighted by the softmax
+    """The mixtures of parts of the keys as that of all, (1, H, S, D), D a power of two: weighted by the softmax
     of their log-sum-exps."""
     count, heads, queries, width = parts_PHSD.shape
     out_SHD = parts_PHSD.new_empty(queries, heads, width)
