@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def check_target(path: str | Path, *suffixes: str) -> None:
@@ -44,3 +47,19 @@ def atomic(path: str | Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold an interrupt (Ctrl-C) back until the block is done: some libraries lose one that comes while they work."""
+    if threading.current_thread() is not threading.main_thread():  # no other one ever gets an interrupt
+        yield
+        return
+    came: list[tuple[Any, ...]] = []
+    before = signal.signal(signal.SIGINT, lambda *given: came.append(given))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came and callable(before):
+        before(*came[0])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diagonal.files import atomic
+from diagonal.files import atomic, uninterrupted
 from diagonal.files import check_target as check_name
 
 VideoArray = npt.NDArray[np.uint8]
@@ -99,12 +99,14 @@ class Writer:
         import av
 
         for pixels in frames if frames.ndim == 4 else frames[None]:
-            if self._stream is None:
-                self._start(*pixels.shape[:2])
-            if pixels.shape[:2] != (self._stream.height, self._stream.width):
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+            if self._stream is not None and (frame.height, frame.width) != (self._stream.height, self._stream.width):
                 expected = f"{self._stream.height}x{self._stream.width}"
                 raise ValueError(f"frame {self.count} is {_size(pixels)}, the first was {expected}")
-            self._mux(self._stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")))
+            with uninterrupted():
+                if self._stream is None:
+                    self._start(frame.height, frame.width)
+                self._mux(self._stream.encode(frame))
             self.count += 1
 
     def _start(self, height: int, width: int) -> None:
@@ -122,7 +124,8 @@ class Writer:
         """Write what the encoder still holds."""
         if self._stream is None:
             raise ValueError("no frames were written: there is no video without one")
-        self._mux(self._stream.encode())
+        with uninterrupted():
+            self._mux(self._stream.encode())
 
     def _mux(self, packets: Iterable[Any]) -> None:
         for packet in packets:
@@ -142,12 +145,10 @@ def writer(path: str | Path, fps: int | Fraction) -> Iterator[Writer]:
 
     check_target(path)
     with ExitStack() as stack:
-        if str(path) == "-":
-            fragments = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
-            container = av.open(sys.stdout.buffer, "w", format="mp4", options=fragments)
-        else:
-            temporary = stack.enter_context(atomic(path))
-            container = av.open(str(temporary), "w")
+        target: Any = sys.stdout.buffer if str(path) == "-" else str(stack.enter_context(atomic(path)))
+        fragments = {"movflags": "frag_keyframe+empty_moov+default_base_moof"} if str(path) == "-" else {}
+        with uninterrupted():
+            container = av.open(target, "w", format="mp4" if str(path) == "-" else None, options=fragments)
         try:
             output = Writer(container, fps, low_latency=str(path) == "-")
             yield output
