@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 
 def check_target(path: str | Path, *suffixes: str) -> None:
@@ -52,14 +51,16 @@ def atomic(path: str | Path) -> Iterator[Path]:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Hold an interrupt (Ctrl-C) back until the block is done: some libraries lose one that comes while they work."""
-    if threading.current_thread() is not threading.main_thread():  # no other one ever gets an interrupt
+    before = signal.getsignal(signal.SIGINT)
+    # Only the main thread gets interrupts, and a handler that is not Python's (None) could not be put back.
+    if threading.current_thread() is not threading.main_thread() or before is None:
         yield
         return
-    came: list[tuple[Any, ...]] = []
-    before = signal.signal(signal.SIGINT, lambda *given: came.append(given))
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if came and callable(before):
-        before(*came[0])
+    for number in came[:1]:
+        signal.raise_signal(number)

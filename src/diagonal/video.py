@@ -144,13 +144,16 @@ def writer(path: str | Path, fps: int | Fraction) -> Iterator[Writer]:
     import av
 
     check_target(path)
+    streamed = str(path) == "-"
     with ExitStack() as stack:
-        target: Any = sys.stdout.buffer if str(path) == "-" else str(stack.enter_context(atomic(path)))
-        fragments = {"movflags": "frag_keyframe+empty_moov+default_base_moof"} if str(path) == "-" else {}
+        target: Any = sys.stdout.buffer if streamed else str(stack.enter_context(atomic(path)))
+        form: Any = {}
+        if streamed:
+            form = {"format": "mp4", "options": {"movflags": "frag_keyframe+empty_moov+default_base_moof"}}
         with uninterrupted():
-            container = av.open(target, "w", format="mp4" if str(path) == "-" else None, options=fragments)
+            container = av.open(target, "w", **form)
         try:
-            output = Writer(container, fps, low_latency=str(path) == "-")
+            output = Writer(container, fps, low_latency=streamed)
             yield output
             output.finish()
         finally:
