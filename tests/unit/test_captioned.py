@@ -60,6 +60,16 @@ def test_clips_stay_within_episodes_and_keep_their_facts(tmp_path: Path, codec: 
     }
 
 
+def test_files_without_a_whole_clip_are_left_out(tmp_path: Path, codec: Any) -> None:
+    """The last one of a recording may hold the ends of episodes alone, in all more frames than a clip has."""
+    shard(tmp_path / "data")
+    shard(tmp_path / "rest", episodes=np.arange(20, dtype=np.int32) // 4)
+    (tmp_path / "rest" / "shard-00000.safetensors").rename(tmp_path / "data" / "shard-00001.safetensors")
+    target = tmp_path / "latents" / "hall.safetensors"
+    list(captioned.encode(tmp_path / "data", codec, CUTTING, target))
+    assert len(captioned.read(target.parent, ways=1, seed=0, device="cpu").facts) == 3
+
+
 def test_what_is_there_is_kept_unless_it_was_made_otherwise(tmp_path: Path, codec: Any) -> None:
     shard(tmp_path / "data")
     target = tmp_path / "latents" / "hall.safetensors"
