@@ -28,7 +28,7 @@ from diagonal.engine.kernels import able, ops
 from diagonal.engine.protocols import CacheSpec, DiffusionVariant, LatentLayerMemory, Memory, Rope, TextKV, WeightMap
 from diagonal.models.layers import RMSNorm
 
-Terms = tuple[Tensor, Tensor | None, Tensor | None]  # x, delta and gate of x + gate * delta: a sum still to be made
+OpenSum = tuple[Tensor, Tensor | None, Tensor | None]  # x, delta and gate of x + gate * delta, still to be added
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +160,12 @@ class Block(nn.Module):
 
     def forward(
         self,
-        total: Terms,
+        total: OpenSum,
         changes: tuple[Tensor, ...],
         rope: Rope,
         memory: LatentLayerMemory,
         text: tuple[Tensor, Tensor],
-    ) -> Terms:
+    ) -> OpenSum:
         """After a layer whose last sum may still be open, and perhaps with its own left open: the kernel of the next
         norm makes both at once."""
         shift1, gain1, gate1, shift2, gain2, gate2 = changes
@@ -187,7 +187,7 @@ class Head(nn.Module):
         self.modulation = nn.Parameter(torch.randn(1, 2, config.dim) / config.dim**0.5)
         self.head = nn.Linear(config.dim, config.patch**2 * config.channels)
 
-    def forward(self, total: Terms, time_BFC: Tensor) -> Tensor:
+    def forward(self, total: OpenSum, time_BFC: Tensor) -> Tensor:
         shift, scale = (self.modulation + time_BFC[:, :, None]).split(1, dim=2)
         _, h = ops(total[0]).add_norm(*total, 1 + scale, shift, self.eps)
         out: Tensor = self.head(h)
@@ -259,7 +259,7 @@ class Wan(nn.Module):
         """The velocity. `level` is one timestep for all, or a tensor (B or 1, F or 1)."""
         x_BFNC, batch = self._patches(x_BFCHW), len(x_BFCHW)
         time_BFC, changes = self._time(level, x_BFNC)
-        total: Terms = (x_BFNC, None, None)
+        total: OpenSum = (x_BFNC, None, None)
         for index, block in enumerate(self._layers):
             k, v = (part.expand(batch, -1, -1, -1) for part in text[index])
             total = block(total, changes[index].split(1, dim=2), rope, memory.layer(index), (k, v))

@@ -55,8 +55,10 @@ class CodecTask:
                 nn.init.kaiming_normal_(part.weight, nonlinearity="linear", generator=seeded)
         with torch.no_grad():  # draws begin close to their means: else noise drowns what the encoder has to say
             self.module.conv1.bias[self.module.config.latent :] -= QUIET
-        convolutions = [one for one in self.module.parameters() if one.ndim >= 4 and min(one.shape[:2]) >= LARGE]
-        rest = [one for one in self.module.parameters() if all(one is not other for other in convolutions)]
+        convolutions: list[nn.Parameter] = []
+        rest: list[nn.Parameter] = []
+        for one in self.module.parameters():
+            (convolutions if one.ndim >= 4 and min(one.shape[:2]) >= LARGE else rest).append(one)
         self.optimizers = [
             adam(self.module, self.lr, (0.9, 0.95), 0.01, rest),
             Muon(convolutions, lr=self.muon_lr),

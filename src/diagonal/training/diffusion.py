@@ -115,7 +115,7 @@ def compiled(modules: Iterable[nn.Module], device: torch.device) -> None:
 
 
 def where_learnt(plain: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """A function, compiled for such calls."""
+    """A function, compiled for calls on a GPU that carry gradient."""
     if device.type != "cuda":
         return plain
     torch._dynamo.config.recompile_limit = 64  # one level for all frames, or one for each; masks; batches; sizes
