@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,21 +44,3 @@ def atomic(path: str | Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold an interrupt (Ctrl-C) back until the block is done: some libraries lose one that comes while they work."""
-    before = signal.getsignal(signal.SIGINT)
-    # Only the main thread gets interrupts, and a handler that is not Python's (None) could not be put back.
-    if threading.current_thread() is not threading.main_thread() or before is None:
-        yield
-        return
-    came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    for number in came[:1]:
-        signal.raise_signal(number)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diagonal.files import atomic, uninterrupted
+from diagonal.files import atomic
 from diagonal.files import check_target as check_name
 
 VideoArray = npt.NDArray[np.uint8]
@@ -103,10 +103,9 @@ class Writer:
             if self._stream is not None and (frame.height, frame.width) != (self._stream.height, self._stream.width):
                 expected = f"{self._stream.height}x{self._stream.width}"
                 raise ValueError(f"frame {self.count} is {_size(pixels)}, the first was {expected}")
-            with uninterrupted():
-                if self._stream is None:
-                    self._start(frame.height, frame.width)
-                self._mux(self._stream.encode(frame))
+            if self._stream is None:
+                self._start(frame.height, frame.width)
+            self._mux(self._stream.encode(frame))
             self.count += 1
 
     def _start(self, height: int, width: int) -> None:
@@ -124,8 +123,7 @@ class Writer:
         """Write what the encoder still holds."""
         if self._stream is None:
             raise ValueError("no frames were written: there is no video without one")
-        with uninterrupted():
-            self._mux(self._stream.encode())
+        self._mux(self._stream.encode())
 
     def _mux(self, packets: Iterable[Any]) -> None:
         for packet in packets:
@@ -150,8 +148,7 @@ def writer(path: str | Path, fps: int | Fraction) -> Iterator[Writer]:
         form: Any = {}
         if streamed:
             form = {"format": "mp4", "options": {"movflags": "frag_keyframe+empty_moov+default_base_moof"}}
-        with uninterrupted():
-            container = av.open(target, "w", **form)
+        container = av.open(target, "w", **form)
         try:
             output = Writer(container, fps, low_latency=streamed)
             yield output

@@ -360,8 +360,34 @@ def test_an_interrupted_run_leaves_no_file(tmp_path):
         while not os.listdir(tmp_path) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert os.listdir(tmp_path)  # it is writing, under another name
-        time.sleep(0.3)  # one that comes in the first moments has been lost, seldom, where is not known
         process.send_signal(signal.SIGINT)
         _, text = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in text
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_request_to_end_that_comes_in_a_destructor_is_not_lost(tmp_path, name, code):
+    """Python only reports exceptions that arise there, and in callbacks, and then goes on."""
+    program = f"""
+import signal, sys, time
+from diagonal import cli
+
+class Last:
+    def __del__(self):
+        signal.raise_signal(signal.{name})
+
+@cli.app.command()
+def wait():
+    last = Last()
+    del last
+    time.sleep(60)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv = ["diagonal", "wait"]
+cli.main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == code and "Traceback" not in done.stderr

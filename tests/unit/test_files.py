@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import stat
-import threading
 
 import pytest
 
-from diagonal.files import atomic, uninterrupted
+from diagonal.files import atomic
 
 
 def test_the_file_appears_only_when_the_body_is_done(tmp_path):
@@ -114,21 +112,3 @@ def test_two_writers_of_one_file_do_not_share_a_temporary(tmp_path):
         first.write_bytes(b"first")
         second.write_bytes(b"second")
     assert (tmp_path / "out.bin").read_bytes() == b"first"  # the outer one ends last
-
-
-def test_an_interrupt_waits_for_the_end_of_what_it_may_not_interrupt():
-    done: list[str | None] = []
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run where interrupts are ignored
-    try:
-        with pytest.raises(KeyboardInterrupt), uninterrupted():
-            signal.raise_signal(signal.SIGINT)
-            done.append("rest")
-        assert done == ["rest"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        with uninterrupted():
-            pass
-        thread = threading.Thread(target=lambda: done.append(uninterrupted().__enter__()))
-        thread.start()
-        thread.join()
-        assert done == ["rest", None]
-    finally:
-        signal.signal(signal.SIGINT, before)

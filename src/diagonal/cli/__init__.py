@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -112,10 +113,23 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
 
 
+def _ask_again(lost: Any) -> None:
+    """Repeat a request to end that came where exceptions are only reported: in a destructor, or in a callback such as
+    an import has."""
+    number = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}.get(lost.exc_type)
+    if number is None:
+        sys.__unraisablehook__(lost)
+        return
+    later = threading.Timer(0.05, os.kill, [os.getpid(), number])  # in here it would be lost as well
+    later.daemon = True
+    later.start()
+
+
 def main() -> None:
     """Run the command; errors of use are one line and exit code 2."""
     # A polite end unwinds, so that temporary files are removed; Ctrl-C does so by itself.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.unraisablehook = _ask_again
     for name in COMMANDS:
         importlib.import_module(f"{__name__}.{name}")  # each adds its commands to the app
     try:
