@@ -114,8 +114,7 @@ def print_json(value: Any) -> None:
 
 
 def _ask_again(lost: Any) -> None:
-    """Repeat a request to end that came where exceptions are only reported: in a destructor, or in a callback such as
-    an import has."""
+    """Repeat a request to end that came where Python only reports exceptions: in a destructor, or in a callback."""
     number = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}.get(lost.exc_type)
     if number is None:
         sys.__unraisablehook__(lost)
