@@ -13,6 +13,8 @@ and can be taken up by any number.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import shutil
@@ -122,13 +124,18 @@ def processes(device: torch.device, replicas: int = 1) -> Iterator[Group]:
     else:
         dist.init_process_group(backend, rank=rank, world_size=world, store=dist.HashStore())  # type: ignore[attr-defined]
     shape, names = ((replicas, world // replicas), ("replica", "shard")) if replicas > 1 else ((world,), ("shard",))
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
     try:
         with warnings.catch_warnings():
             # Outputs that are views are fine: nothing here is changed in place.
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-            yield Group(init_device_mesh(device.type, shape, mesh_dim_names=names), device)
+            yield Group(mesh, device)
     finally:
         dist.destroy_process_group()
+        # PyTorch's caches keep the mesh, and the mesh its groups with their threads. A thread of Gloo that lets go of
+        # its last tensor while Python ends aborts the process: without these references the threads end before.
+        vars(mesh).get("_pg_registry", {}).clear()
+        atexit.register(gc.collect)
 
 
 def shard(module: Any, mesh: DeviceMesh) -> None:
