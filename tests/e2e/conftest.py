@@ -1,9 +1,10 @@
-"""One process that has imported all that is slow to import, and runs each command of a module in a fork."""
+"""Ways to run a command: in a fork of one process that has imported all that is slow to import, or to be killed."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,30 @@ for line in sys.stdin:
         sys.exit()
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+
+# Runs a command and kills it where a line of its curve has just been written.
+KILLED = """
+import os, signal, sys
+from diagonal import cli
+from diagonal.training import run
+
+append, step = run._append, int(sys.argv.pop(1))
+
+def last(path, line):
+    append(path, line)
+    if line["step"] == step:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+run._append = last
+cli.main()
+"""
+
+
+def killed(folder: Path, step: int, *arguments: str) -> None:
+    """Run a command that trains, up to a step: nothing is said, saved or removed after it."""
+    command = [sys.executable, "-c", KILLED, str(step), *arguments]
+    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -76,15 +76,15 @@ def test_schedules_are_measured_written_drawn_and_tabulated(tmp_path: Path) -> N
         assert case["floor_ratio"] == pytest.approx(case["ms_per_step"] / case["floor_ms"])
     assert np.asarray(Image.open(tmp_path / "bench.png")).std() > 1
     made = subprocess.run(
-        [sys.executable, TABLE, tmp_path], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+        [sys.executable, TABLE, tmp_path], env=ENVIRONMENT, capture_output=True, text=True, timeout=120
     )
     assert made.returncode == 0 and "`diagonal:k=2,d=2`" in made.stdout
     (tmp_path / "page.md").write_text("<!-- bench -->\n<!-- /bench -->\n")
     command = [sys.executable, str(TABLE), str(tmp_path), "--into", str(tmp_path / "page.md")]
-    assert subprocess.run(command, env=ENVIRONMENT, capture_output=True, timeout=60).returncode == 0
+    assert subprocess.run(command, env=ENVIRONMENT, capture_output=True, timeout=120).returncode == 0
     assert made.stdout.strip() in (tmp_path / "page.md").read_text()
     refused = subprocess.run(
-        [sys.executable, TABLE, tmp_path / "none"], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+        [sys.executable, TABLE, tmp_path / "none"], env=ENVIRONMENT, capture_output=True, text=True, timeout=120
     )
     assert refused.returncode == 2 and "no results" in refused.stderr
 

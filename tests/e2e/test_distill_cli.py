@@ -6,10 +6,8 @@ import json
 import os
 import resource
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ import diagonal
 from diagonal import recipes, video
 from diagonal.cli import main
 from diagonal.weights import save as save_weights
-from tests.e2e.conftest import ENVIRONMENT
+from tests.e2e.conftest import ENVIRONMENT, killed
 
 COMMAND = str(Path(sys.executable).with_name("diagonal"))
 SIZE = ("--height", "32", "--width", "48")
@@ -118,12 +116,8 @@ def test_prompts_become_a_student_that_generates(folder: Path, forked: Run) -> N
 def test_a_killed_run_goes_on_to_the_same_student(folder: Path, forked: Run) -> None:
     long = (*GIVEN, *FAST, *OFTEN, "--steps", "14")
     pointer, result = folder / "killed" / "checkpoint.json", folder / "killed" / "model.safetensors"
-    with subprocess.Popen([COMMAND, *long, "--out", "killed"], cwd=folder, env=ENVIRONMENT, stderr=-3) as process:
-        deadline = time.monotonic() + 100
-        while not pointer.exists() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL and pointer.exists() and not result.exists()
+    killed(folder, 8, *long, "--out", "killed")
+    assert json.loads(pointer.read_text())["step"] == 6 and not result.exists()
     assert forked(folder, *long, "--out", "killed", "--resume").returncode == 0
     assert forked(folder, *long, "--out", "whole").returncode == 0
     one, other = weights(folder / "killed"), weights(folder / "whole")
@@ -133,10 +127,7 @@ def test_a_killed_run_goes_on_to_the_same_student(folder: Path, forked: Run) -> 
 
 def test_torchrun_with_two_processes_gives_the_curve_of_one(folder: Path, forked: Run) -> None:
     assert forked(folder, *GIVEN, *FAST, *OFTEN, "--out", "one").returncode == 0
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, "--no-python", COMMAND, *GIVEN, *FAST, *OFTEN, "--steps", "5", "--out", "two", "--json"]
     done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

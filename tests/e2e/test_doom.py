@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +26,11 @@ def world() -> World:
     return diagonal.load("doom")
 
 
-def test_it_is_small_and_loads_at_once() -> None:
+def test_it_is_small_and_comes_with_the_package() -> None:
     files = [path for path in ASSETS.rglob("*") if path.is_file()]
     assert max(path.stat().st_size for path in files) <= 16 * 2**20
     assert sum(path.stat().st_size for path in files) <= 48 * 10**6
-    start = time.perf_counter()
     assert diagonal.load("doom").weights == "embedded"
-    assert time.perf_counter() - start < 30  # about one second; the limit only catches a mistake
 
 
 def test_greedy_frames_are_those_of_the_shipped_weights(world: World) -> None:

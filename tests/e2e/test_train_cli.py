@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from diagonal.plan import Order
 from diagonal.recipes import find
 from diagonal.training.data import frames
 from diagonal.worlds import vizdoom
+from tests.e2e.conftest import killed
 
 COMMAND = str(Path(sys.executable).with_name("diagonal"))
 ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
@@ -157,12 +157,8 @@ def test_a_recipe_makes_every_stage(trained):
 def test_a_killed_run_goes_on_to_the_same_weights(tmp_path, trained):
     command = ["train", "world", *stage(trained), "--out", "world"]
     checkpoint, result = tmp_path / "world" / "checkpoint.pt", tmp_path / "world" / "model.safetensors"
-    with subprocess.Popen([COMMAND, *command], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 60
-        while not checkpoint.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL and checkpoint.exists() and not result.exists()
+    killed(tmp_path, 20, *command)
+    assert checkpoint.exists() and not result.exists()
     done = run(tmp_path, *command)
     assert done.returncode == 0 and "going on from its checkpoint" in done.stderr
     for words in ("base", "nats raster", "world/model.safetensors", "recipe smoke"):

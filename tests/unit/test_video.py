@@ -373,7 +373,7 @@ def decoded(data: bytes) -> list[int]:
 
 
 def test_a_dash_streams_every_frame_to_stdout():
-    done = subprocess.run([sys.executable, "-c", STREAM], capture_output=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", STREAM], capture_output=True, timeout=120, check=True)
     assert decoded(done.stdout) == pytest.approx([0, 40, 80, 120, 160, 200], abs=3)
 
 
@@ -416,7 +416,7 @@ except OSError as error:
 @pytest.mark.parametrize("frames", [2, 60])  # written at the end; written while frames still come
 def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path, frames):
     command = [sys.executable, "-c", FULL, str(tmp_path / "clip.mp4"), str(frames)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("refused: ")
     assert "Traceback" not in done.stderr
     assert os.listdir(tmp_path) == []
@@ -424,14 +424,14 @@ def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path, frames):
 
 def test_an_error_on_a_full_disk_names_the_file_that_was_asked_for(tmp_path):
     command = [sys.executable, "-c", FULL, str(tmp_path / "clip.mp4"), "60"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert str(tmp_path / "clip.mp4") in done.stderr
 
 
 def test_a_full_disk_leaves_the_older_clip(tmp_path):
     path = save(tmp_path / "clip.mp4", moving(2, 32, 32))
     before = path.read_bytes()
-    done = subprocess.run([sys.executable, "-c", FULL, str(path), "60"], capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", FULL, str(path), "60"], capture_output=True, timeout=120)
     assert done.returncode == 1
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["clip.mp4"]
 
@@ -440,7 +440,7 @@ def test_a_full_disk_leaves_the_older_clip(tmp_path):
 def test_streaming_to_a_device_without_space_is_an_error():
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [sys.executable, "-c", STREAM], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+            [sys.executable, "-c", STREAM], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120
         )
     assert done.returncode != 0
     assert "No space left on device" in done.stderr
