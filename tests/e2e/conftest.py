@@ -62,7 +62,7 @@ cli.main()
 def killed(folder: Path, step: int, *arguments: str) -> None:
     """Run a command that trains, up to a step: nothing is said, saved or removed after it."""
     command = [sys.executable, "-c", KILLED, str(step), *arguments]
-    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=500)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 

@@ -129,7 +129,7 @@ def test_torchrun_with_two_processes_gives_the_curve_of_one(folder: Path, forked
     assert forked(folder, *GIVEN, *FAST, *OFTEN, "--out", "one").returncode == 0
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launcher, "--no-python", COMMAND, *GIVEN, *FAST, *OFTEN, "--steps", "5", "--out", "two", "--json"]
-    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["step"] == 5  # one line: only the first process prints
     # One process takes up what two have begun.

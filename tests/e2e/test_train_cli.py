@@ -36,7 +36,7 @@ STAGES = ("tokenizer", "judge", "base", "finetune", "diagonal")
 
 def run(folder: Path, *arguments: str, environment: dict[str, str] = ENVIRONMENT) -> subprocess.CompletedProcess[str]:
     command = [COMMAND, *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
 
 
 def succeed(folder: Path, *arguments: str) -> str:
