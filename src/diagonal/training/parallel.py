@@ -20,7 +20,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,18 +124,21 @@ def processes(device: torch.device, replicas: int = 1) -> Iterator[Group]:
     else:
         dist.init_process_group(backend, rank=rank, world_size=world, store=dist.HashStore())  # type: ignore[attr-defined]
     shape, names = ((replicas, world // replicas), ("replica", "shard")) if replicas > 1 else ((world,), ("shard",))
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
-    try:
-        with warnings.catch_warnings():
-            # Outputs that are views are fine: nothing here is changed in place.
-            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-            yield Group(mesh, device)
-    finally:
-        dist.destroy_process_group()
-        # PyTorch's caches keep the mesh, and the mesh its groups with their threads. A thread of Gloo that lets go of
-        # its last tensor while Python ends aborts the process: without these references the threads end before.
-        vars(mesh).get("_pg_registry", {}).clear()
-        atexit.register(gc.collect)
+    with ExitStack() as end:
+        end.callback(dist.destroy_process_group)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        end.callback(_let_go, mesh)
+        end.enter_context(warnings.catch_warnings())
+        # Outputs that are views are fine: nothing here is changed in place.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+        yield Group(mesh, device)
+
+
+def _let_go(mesh: DeviceMesh) -> None:
+    """End the threads of the mesh's groups before Python ends. PyTorch's caches keep the mesh, and the mesh its groups;
+    a thread of Gloo that lets go of its last tensor while Python ends aborts the process."""
+    vars(mesh).get("_pg_registry", {}).clear()
+    atexit.register(gc.collect)
 
 
 def shard(module: Any, mesh: DeviceMesh) -> None:
