@@ -54,9 +54,9 @@ class Steps(nn.ModuleDict):
         return x
 
 
-def numbered(*layers: nn.Module) -> Steps:
-    """Layers named by their numbers."""
-    return Steps({str(index): layer for index, layer in enumerate(layers)})
+def numbered(*layers: nn.Module | None) -> Steps:
+    """Layers named by their numbers. None has one too: what it stands for is done by the layer before it."""
+    return Steps({str(index): layer for index, layer in enumerate(layers) if layer is not None})
 
 
 def per_frame(layer: Callable[[Tensor], Tensor], x_BTHWC: Tensor) -> Tensor:

@@ -13,14 +13,16 @@ Names of the layers are those of the published checkpoint (taew2_1.pth).
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diagonal.engine.kernels import able
 from diagonal.engine.protocols import WeightMap
 from diagonal.tokenizers.streaming import (
     RGB,
@@ -38,6 +40,7 @@ from diagonal.tokenizers.streaming import (
 )
 
 BLOCKS = 3  # memory blocks of a stage
+LANES, HALVES = 8, (torch.float16, torch.bfloat16)  # cuDNN's kernels that do more than convolve: channels and numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +69,31 @@ class Config:
 
 
 class Conv(nn.Conv2d):
-    """A 3x3 convolution of every frame. `stride` 2 halves its sides."""
+    """A 3x3 convolution of every frame, and where asked for the max(x, 0) that follows. `stride` 2 halves its sides."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int = 1, bias: bool = True) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int = 1, bias: bool = True, relu: bool = False) -> None:
         super().__init__(inputs, outputs, 3, stride, padding=1, bias=bias)
+        self.relu = relu
 
     def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:  # type: ignore[override]  # the call that all layers have
-        return per_frame(super().forward, x_BTHWC)
+        return self.onto(None, x_BTHWC)
 
+    def onto(self, shortcut_BTHWC: Tensor | None, x_BTHWC: Tensor) -> Tensor:
+        """The convolution, added to a shortcut if there is one. cuDNN does all of it in one kernel."""
 
-class ReLU(nn.Module):
-    """max(x, 0)."""
+        def run(x_NCHW: Tensor) -> Tensor:
+            sizes: Any = (self.stride, self.padding, self.dilation, self.groups)
+            added = None if shortcut_BTHWC is None else shortcut_BTHWC.flatten(0, 1).permute(0, 3, 1, 2)
+            whole = self.in_channels % LANES == self.out_channels % LANES == 0 and x_NCHW.dtype in HALVES
+            if self.relu and whole and able(x_NCHW):
+                if added is None:
+                    return torch.cudnn_convolution_relu(x_NCHW, self.weight, self.bias, *sizes)
+                return torch.cudnn_convolution_add_relu(x_NCHW, self.weight, added, 1.0, self.bias, *sizes)
+            out = F.conv2d(x_NCHW, self.weight, self.bias, *sizes)
+            out = out if added is None else out + added
+            return F.relu(out) if self.relu else out
 
-    def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
-        return F.relu(x_BTHWC)
+        return per_frame(run, x_BTHWC)
 
 
 class Clamp(nn.Module):
@@ -125,21 +139,20 @@ class MemBlock(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.conv = numbered(
-            *(Conv(2 * channels, channels), ReLU(), Conv(channels, channels), ReLU(), Conv(channels, channels))
-        )
+        first, then, last = (Conv(count * channels, channels, relu=True) for count in (2, 1, 1))
+        self.conv = numbered(first, None, then, None, last)
 
     def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
         joined = past.join(zeros_before(x_BTHWC, 1) if past.empty else x_BTHWC, 1, dim=1)
         both = torch.cat([x_BTHWC, joined[:, :-1]], dim=-1)
-        out: Tensor = self.conv(both, past)
-        return F.relu(out + x_BTHWC)
+        first, then, last = cast(Iterable[Conv], self.conv.values())
+        return last.onto(x_BTHWC, then(first(both, past), past))
 
 
 def encoder(config: Config) -> Steps:
     """Pixels to latents, from the finest stage to the coarsest."""
     width = config.width
-    layers: list[nn.Module] = [Conv(RGB, width), ReLU()]
+    layers: list[nn.Module | None] = [Conv(RGB, width, relu=True), None]
     for count in reversed(config.growth):
         layers += [Pool(width, count), Conv(width, width, stride=2, bias=False)]
         layers += [MemBlock(width) for _ in range(BLOCKS)]
@@ -152,14 +165,16 @@ def decoder(config: Config) -> Steps:
     The published order is to double the sides, then to grow. A matrix does the same at every place, so growing first
     gives the same numbers for a quarter of the work; the layers keep their published numbers.
     """
-    layers: dict[str, nn.Module] = {"0": Clamp(), "1": Conv(config.latent, config.widths[0]), "2": ReLU()}
+    layers: dict[str, nn.Module] = {"0": Clamp(), "1": Conv(config.latent, config.widths[0], relu=True)}
+    number = 3  # of the next layer; the one before it is the end of "1"
     ends = (*config.widths[1:], config.widths[-1])
-    for before, after, count in zip(config.widths, ends, config.growth, strict=True):
-        layers |= {str(len(layers) + index): MemBlock(before) for index in range(BLOCKS)}
-        double, grow, conv = (str(len(layers) + index) for index in range(3))
-        layers |= {grow: Grow(before, count), double: Double(), conv: Conv(before, after, bias=False)}
-    layers |= {str(len(layers)): ReLU(), str(len(layers) + 1): Conv(ends[-1], RGB)}
-    return Steps(layers)
+    for stage, (before, after, count) in enumerate(zip(config.widths, ends, config.growth, strict=True), 1):
+        layers |= {str(number + index): MemBlock(before) for index in range(BLOCKS)}
+        double, grow, conv = (str(number + BLOCKS + index) for index in range(3))
+        relu = stage == len(ends)
+        layers |= {grow: Grow(before, count), double: Double(), conv: Conv(before, after, bias=False, relu=relu)}
+        number += BLOCKS + 3
+    return Steps(layers | {str(number + 1): Conv(ends[-1], RGB)})
 
 
 class TAEHV(nn.Module):
