@@ -6,9 +6,11 @@ RUN is the folder of a text-to-video recipe. Students that a table needs and RUN
 trains one of them and measures nothing, so that several processes can share the work. Then clips are made of held-out
 prompts and measured: a table on the terminal, all numbers with their intervals in the JSON file, a picture beside it.
 
-    1  the teacher and three methods, with speed      2  ours without each of its parts
+    1  the teacher and four methods, with speed       2  ours without each of its parts
     3  schedules, and steps that begin again          4  the noise of the context, the weight of the flow loss
     5  drift over minutes
+
+Ours is Diagonal Distillation from prompts alone; `--method diagonal-distillation` is the one with regressions.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ from diagonal.training.latents import Solving
 from diagonal.training.run import RunConfig
 from diagonal.training.video_stages import Work, distill_stage, export, train_student
 
-OURS, SELF = "diagonal-distillation", "self-forcing"
+PROMPTS, VIDEOS = "diagonal-distillation-prompts", "diagonal-distillation"  # without and with the two regressions
+SELF = "self-forcing"
 TEACHER_STEPS = 50
 SHOWN = 4  # clips of each row in the sheet
 SCHEDULES = ("5433333", "5432222", "5333333", "4333333", "4322222", "4222222", "4444444", "5422222")
@@ -69,26 +72,31 @@ FLOWS = ("0", "0.2", "0.5", "1", "2")
 USUAL = {"schedule": "4322222", "context": "100", "flow": "1"}  # what the method is without being told
 
 
-def changed(**changes: str) -> str:
-    """The spec of our method with changes; those that change nothing are left out, so that nothing is trained twice."""
+def changed(method: str, **changes: str) -> str:
+    """The spec of a method with changes; those that change nothing are left out, so that nothing is trained twice."""
     told = ",".join(f"{key}={value}" for key, value in changes.items() if USUAL[key] != value)
-    return f"{OURS}:{told}" if told else OURS
+    return f"{method}:{told}" if told else method
 
 
-# Labels and specs of the students of each table.
-TABLES: dict[int, dict[str, str]] = {
-    1: {"CausVid": "causvid", "Self Forcing": SELF, "Diagonal Distillation": OURS},
-    2: {
-        "without Diagonal Forcing": changed(context=CLEAN),
-        "without flow loss": changed(flow="0"),
-        "without diagonal denoising": changed(schedule="4444444"),
-        "full": OURS,
-    },
-    3: {steps: changed(schedule=steps) for steps in SCHEDULES},
-    4: {f"context {one}": changed(context=one) for one in CONTEXTS}
-    | {f"flow {one}": changed(flow=one) for one in FLOWS},
-    5: {"Diagonal Distillation": OURS, "Self Forcing": SELF},
-}
+def students(method: str) -> dict[int, dict[str, str]]:
+    """Labels and specs of the students of each table. `method` is the one whose parts are taken away and changed."""
+    beside = {"with regressions": VIDEOS, "without regressions": PROMPTS}
+    beside = {label: one for label, one in beside.items() if one != method}
+    ours = {"Diagonal Distillation": method} | beside
+    return {
+        1: {"CausVid": "causvid", "Self Forcing": SELF} | ours,
+        2: {
+            "without Diagonal Forcing": changed(method, context=CLEAN),
+            "without flow loss": changed(method, flow="0"),
+            "without diagonal denoising": changed(method, schedule="4444444"),
+        }
+        | beside
+        | {"as it is": method},
+        3: {steps: changed(method, schedule=steps) for steps in SCHEDULES},
+        4: {f"context {one}": changed(method, context=one) for one in CONTEXTS}
+        | {f"flow {one}": changed(method, flow=one) for one in FLOWS},
+        5: ours | {"Self Forcing": SELF},
+    }
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,7 @@ class Bench:
     students: Work
     sizes: Sizes
     judges: Judges
+    method: str
 
     @cached_property
     def data(self) -> Captioned:
@@ -148,7 +157,7 @@ class Bench:
 
     @cached_property
     def teacher(self) -> Teacher:
-        how, chunk = self.work.recipe.trajectories, self.work.method(OURS).preset.chunk_frames
+        how, chunk = self.work.recipe.trajectories, self.work.method(self.method).preset.chunk_frames
         sigmas = Solving(self.work.shape, (), TEACHER_STEPS, how.shift, how.guidance_scale).sigmas()
         model = self.load(self.work, "teacher")
         return Teacher(model, self.codec, sigmas, how.guidance_scale, self.work.negative, chunk or 1)
@@ -303,7 +312,7 @@ def long_rows(bench: Bench, students: dict[str, Student]) -> Iterator[dict[str, 
 
 def cycles(bench: Bench) -> dict[str, Student]:
     """Our student with the steps as they were trained, and with steps that begin again in a long video."""
-    usual = bench.student(OURS)
+    usual = bench.student(bench.method)
     schedule: Any = usual.preset.schedule
     made = {f"{schedule.steps}, the last repeats": usual}
     for steps in CYCLES:
@@ -340,7 +349,7 @@ def sweep(students: Sequence[dict[str, Any]], kind: str, name: str) -> Panel:
 
 def measure(bench: Bench, number: int, path: Path) -> dict[str, Any]:
     """The rows of a table, shown and drawn as they are there; what the JSON file holds of them."""
-    console, specs = Console(), TABLES[number]
+    console, specs = Console(), students(bench.method)[number]
     short: list[dict[str, Any]] = []
     videos: list[Tensor] = []
     for row, seen in rows(bench, specs) if number != 5 else ():
@@ -367,7 +376,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder of the recipe's run")
     parser.add_argument("--recipe", default="doom_t2v")
-    parser.add_argument("--table", type=int, choices=list(TABLES), required=True)
+    parser.add_argument("--table", type=int, choices=range(1, 6), required=True)
+    parser.add_argument("--method", default=PROMPTS, choices=(PROMPTS, VIDEOS), help="whose parts are looked at")
     parser.add_argument("--only", help="train this student of the table, and measure nothing")
     parser.add_argument("--train-steps", type=int, help="of every student; the recipe's own if it is not given")
     parser.add_argument("--judge-steps", type=int, default=1500, help="of the two networks that measure")
@@ -380,26 +390,28 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file; RUN/table-N.json if it is not given")
     given = parser.parse_args()
     work = Work(find_video(given.recipe), given.work, torch.device(given.device))
-    students, specs = shortened(work, given.train_steps), list(TABLES[given.table].values())
+    trained, specs = shortened(work, given.train_steps), list(students(given.method)[given.table].values())
     if given.only is not None:
         if given.only not in specs:
             parser.error(f"table {given.table} has no student {given.only!r}; it has {', '.join(dict.fromkeys(specs))}")
-        train(students, [given.only])
+        train(trained, [given.only])
         return
     judges = load_judges(work, given.judge_steps, given.lpips)
     if judges.lpips is None:
         say("LPIPS is left out: no weights given (--lpips)")
-    train(students, specs)
+    train(trained, specs)
     seconds = given.seconds or (300 if given.table == 5 else 60)
-    bench = Bench(work, students, Sizes(given.clips, given.long_clips, given.batch, seconds), judges)
+    sizes = Sizes(given.clips, given.long_clips, given.batch, seconds)
+    bench = Bench(work, trained, sizes, judges, given.method)
     path = given.out or given.work / f"table-{given.table}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     made = measure(bench, given.table, path)
     about = {
         "table": given.table,
+        "method": given.method,
         "command": " ".join(sys.argv),
         "recipe": given.recipe,
-        "train_steps": students.recipe.distill.run.steps,
+        "train_steps": trained.recipe.distill.run.steps,
         "clips": len(bench.asked.seeds),
         "seeds": list(bench.asked.seeds),
         "lpips": judges.lpips is not None,

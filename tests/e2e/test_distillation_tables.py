@@ -18,7 +18,8 @@ from diagonal.training.judges import JUDGE, READER
 from diagonal.training.video_stages import Work, make
 from tests.unit.test_vizdoom import plays
 
-OURS = distillation.OURS
+OURS, VIDEOS = distillation.PROMPTS, distillation.VIDEOS
+ALL = [spec for method in (OURS, VIDEOS) for table in distillation.students(method).values() for spec in table.values()]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def table(folder: Path, monkeypatch: Any, arguments: str) -> Path:
 
 @plays
 def test_a_table_has_the_ceiling_the_teacher_and_the_students(folder: Path, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setitem(distillation.TABLES, 1, {"ours": OURS})
+    monkeypatch.setattr(distillation, "students", lambda method: {1: {"ours": method}})
     out = table(folder, monkeypatch, "--table 1")
     found, said = json.loads(out.read_text()), capsys.readouterr()
     assert "LPIPS is left out" in said.err and not found["lpips"] and "lpips_teacher" not in found["rows"][2]
@@ -56,7 +57,7 @@ def test_a_table_has_the_ceiling_the_teacher_and_the_students(folder: Path, monk
 
 @plays
 def test_drift_is_measured_and_drawn(folder: Path, monkeypatch: Any) -> None:
-    monkeypatch.setitem(distillation.TABLES, 5, {"ours": OURS})
+    monkeypatch.setattr(distillation, "students", lambda method: {5: {"ours": method}})
     out = table(folder, monkeypatch, "--table 5 --seconds 10 --long-clips 2")
     found = json.loads(out.read_text())
     assert not found["rows"] and [len(curve) for curve in found["long"][0]["curves"].values()] == [1, 10, 10, 10, 10]
@@ -65,7 +66,6 @@ def test_drift_is_measured_and_drawn(folder: Path, monkeypatch: Any) -> None:
 
 @plays
 def test_shorter_training_has_a_folder_of_its_own_and_shares_the_rest(folder: Path, monkeypatch: Any) -> None:
-    monkeypatch.setitem(distillation.TABLES, 2, {"full": OURS})
     before = (folder / f"distill-{OURS}" / "model.safetensors").read_bytes()
     out = table(folder, monkeypatch, f"--table 2 --train-steps 2 --only {OURS}")
     short = folder / "steps-2"
@@ -103,26 +103,29 @@ def test_clips_of_both_halves_are_of_all_scenarios_and_never_the_same() -> None:
 
 
 def test_changes_that_change_nothing_are_left_out_of_specs() -> None:
-    assert distillation.changed(schedule="4322222") == distillation.changed(flow="1") == OURS
-    assert distillation.changed(context="clean", flow="0") == f"{OURS}:context=clean,flow=0"
-    assert sum(spec == OURS for spec in distillation.TABLES[4].values()) == 2
+    assert distillation.changed(OURS, schedule="4322222") == distillation.changed(OURS, flow="1") == OURS
+    assert distillation.changed(VIDEOS, context="clean", flow="0") == f"{VIDEOS}:context=clean,flow=0"
+    assert sum(spec == OURS for spec in distillation.students(OURS)[4].values()) == 2
+
+
+@pytest.mark.parametrize(("method", "other"), [(OURS, "with regressions"), (VIDEOS, "without regressions")])
+def test_tables_of_a_method_have_the_other_beside_it(method: str, other: str) -> None:
+    found = distillation.students(method)
+    for number in (1, 2, 5):
+        assert method in found[number].values() and found[number][other] in (OURS, VIDEOS) and len(found[number]) >= 3
+        assert found[number][other] != method
 
 
 @pytest.mark.parametrize("name", ["doom_t2v", "doom_t2v:smoke"])
 def test_the_recipe_makes_a_start_for_every_student_of_every_table(name: str) -> None:
     recipe = find_video(name)
-    asked = {spec for students in distillation.TABLES.values() for spec in students.values()}
-    assert asked <= {*recipe.methods, *recipe.ablations}
+    assert set(ALL) <= {*recipe.methods, *recipe.ablations}
 
 
 def test_every_student_of_every_table_is_a_method_with_the_forwards_of_its_schedule(tmp_path: Path) -> None:
     work = Work(find_video("doom_t2v"), tmp_path, torch.device("cpu"))
-    forwards = {
-        spec: Student(None, None, work.method(spec).preset).forwards(work.shape[0])
-        for students in distillation.TABLES.values()
-        for spec in students.values()
-    }
+    forwards = {spec: Student(None, None, work.method(spec).preset).forwards(work.shape[0]) for spec in ALL}
     assert (forwards[OURS], forwards["self-forcing"], forwards["causvid"]) == (17, 35, 28)
-    assert forwards[distillation.changed(context="clean")] == 24
+    assert forwards[distillation.changed(OURS, context="clean")] == 24
     for steps in distillation.SCHEDULES:
-        assert forwards[distillation.changed(schedule=steps)] == sum(map(int, steps))
+        assert forwards[distillation.changed(OURS, schedule=steps)] == sum(map(int, steps))

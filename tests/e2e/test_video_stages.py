@@ -23,7 +23,7 @@ from tests.unit.test_vizdoom import plays
 
 CPU = torch.device("cpu")
 ABLATION = "distill-diagonal-distillation-schedule-4444444-context-clean-flow-0"
-TRAINED = ["codec", "teacher", "ode", "distill-diagonal-distillation", ABLATION, "distill-causvid"]
+TRAINED = ["codec", "teacher", "ode", "distill-diagonal-distillation-prompts", ABLATION, "distill-causvid"]
 
 
 @pytest.mark.parametrize("name", ["doom_t2v", "doom-t2v", "doom_t2v:smoke"])
@@ -66,7 +66,7 @@ def test_a_method_has_a_folder_of_its_name_and_its_changes(spec: str, stage: str
 
 def test_methods_that_cannot_be_are_known_before_the_long_work(tmp_path: Path) -> None:
     recipe = replace(find_video("doom_t2v:smoke"), methods=("diagonal-distillation", "causvid:steps=4"))
-    with pytest.raises(ValueError, match=r"says 'steps=4'; it may say schedule=..., context=..., flow=..., motion="):
+    with pytest.raises(ValueError, match=r"says 'steps=4'; it may say schedule=..., context=..., motion="):
         next(make(Work(recipe, tmp_path, CPU)))
     assert not list(tmp_path.iterdir())
 
@@ -99,7 +99,7 @@ def test_all_stages_run_and_leave_what_they_promise(made: tuple[Work, dict[str, 
 @plays
 def test_what_is_done_is_not_done_again_and_what_is_lost_is_made_the_same(made: tuple[Work, dict[str, Any]]) -> None:
     work, _ = made
-    lost = [work.folder / "distill-diagonal-distillation" / "model.safetensors"]
+    lost = [work.folder / "distill-diagonal-distillation-prompts" / "model.safetensors"]
     lost += sorted((work.folder / "latents").rglob("*.safetensors"))
     before = [load_file(path) for path in lost]
     kept = {path: path.stat().st_mtime_ns for path in work.folder.glob("*/checkpoint.pt")}
@@ -122,7 +122,7 @@ def test_what_is_done_is_not_done_again_and_what_is_lost_is_made_the_same(made: 
 def test_another_method_needs_a_start_at_its_levels(made: tuple[Work, dict[str, Any]]) -> None:
     """One that meets the levels of the others has the same start; with new ones it is refused."""
     work, _ = made
-    same = replace(work.recipe, methods=("diagonal-distillation:motion=field", *work.recipe.methods[1:]))
+    same = replace(work.recipe, methods=("diagonal-distillation-prompts:guidance=2", *work.recipe.methods[1:]))
     assert not list(video_stages.train_ode(replace(work, recipe=same)))
     new = replace(work, recipe=replace(work.recipe, methods=(*work.recipe.methods, "self-forcing:schedule=9")))
     with pytest.raises(ValueError, match="was made of other prompts or in another way"):

@@ -496,6 +496,7 @@ def test_a_spec_changes_a_method() -> None:
     assert find("diagonal-distillation:regression=0.5,motion=field") == replace(
         plain, weights=replace(plain.weights, regression=0.5), motion="field"
     )
+    assert find("causvid:guidance=2") == replace(METHODS["causvid"], guidance_scale=2.0)
     assert find("self-forcing") == METHODS["self-forcing"]
     beside = find("self-forcing:flow=1", {"schedule": "even:steps=2,context=last", "context": "clean"})
     assert beside.preset == PRESETS["self-forcing"].with_schedule("2") and beside.weights.motion == 1
@@ -505,7 +506,7 @@ def test_a_spec_changes_a_method() -> None:
     ("spec", "message"),
     [
         ("diagonal", "no method is called 'diagonal'; known: diagonal-distillation, "),
-        ("causvid:", "'causvid:' says ''; it may say schedule=..., context=..., flow=..., motion=..., regression=..."),
+        ("causvid:", "'causvid:' says ''; it may say schedule=..., context=..., motion=..., guidance=..., flow=..."),
         ("causvid:lr=1", "'causvid:lr=1' says 'lr=1'; it may say schedule="),
         ("causvid:flow", "says 'flow'; it may say"),
         ("causvid:flow=", "says 'flow='; it may say"),
@@ -514,6 +515,9 @@ def test_a_spec_changes_a_method() -> None:
         ("causvid:flow=much", "flow 'much' given; it must be a number of 0 or more"),
         ("causvid:flow=-1", "weights must be 0 or more"),
         ("causvid:regression=nan", "weights must be 0 or more"),
+        ("causvid:guidance=some", "guidance 'some' given; it must be a number of 0 or more"),
+        ("causvid:guidance=-1", "guidance -1.0 given; it must be a number of 0 or more"),
+        ("causvid:guidance=nan", "guidance nan given; it must be a number of 0 or more"),
         ("causvid:motion=fast", "motion 'fast' given; known: difference, field"),
         ("causvid:context=soon", "soon"),
         ("causvid:schedule=4302", "4302"),

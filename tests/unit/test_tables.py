@@ -68,10 +68,11 @@ def test_the_frontier_leaves_out_what_costs_more_for_no_better() -> None:
     assert tables.frontier(points) == [Point(16, 6.0), Point(17, 5.0), Point(28, 4.0)]
 
 
-def test_curves_are_over_seconds_or_tens_of_them() -> None:
+def test_curves_have_a_point_for_every_ten_seconds() -> None:
     first, second = tables.curves([LONG])
-    assert [point.x for point in first.curves["ours"]] == [10, 20, 30, 40, 50, 60]
-    assert second.curves["ours"][0] == Point(1, 0.0, 0.0, 99.0)
+    assert [[point.x for point in panel.curves["ours"]] for panel in (first, second)] == [[10, 20, 30, 40, 50, 60]] * 2
+    assert first.curves["ours"][1] == Point(20, 1.0, 0.5, 1.5)
+    assert second.curves["ours"][1] == Point(20, 19.0, 0.0, 99.0)  # the twentieth second
 
 
 def test_a_sheet_has_all_rows_of_a_prompt_one_above_the_other(tmp_path: Path) -> None:

@@ -145,9 +145,9 @@ def _method(options: Mapping[str, Any]) -> Distillation:
     from diagonal.training.job import in_latents
     from diagonal.training.methods import find
 
-    named = {"schedule": "schedule", "context": "context", "flow": "flow_weight"}
+    named = {"schedule": "schedule", "context": "context", "flow": "flow_weight", "guidance": "guidance_scale"}
     found = find(options["method"], {key: options[one] for key, one in named.items() if options[one] is not None})
-    own = ("guidance_scale", "critic_alone", "lr", "critic_lr", "switch")
+    own = ("critic_alone", "lr", "critic_lr", "switch")
     changes = {name: options[name] for name in own if options[name] is not None}
     switch = changes.pop("switch", found.switch)
     found = replace(found, recompute=options["recompute"], **changes)

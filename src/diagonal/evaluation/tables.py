@@ -101,12 +101,15 @@ def frontier(points: Sequence[Point]) -> list[Point]:
 
 
 def curves(long: Sequence[Row]) -> list[Panel]:
-    """A panel for every number of long videos, with a curve for each of them."""
+    """A panel for every number of long videos, with a curve for each of them: a point for every WINDOW seconds."""
     panels = []
     for name in long[0]["curves"]:
-        step = WINDOW if name == "frechet_idm" else 1
+        every = 1 if name == "frechet_idm" else WINDOW
         lines = {
-            row["label"]: [point(step * (i + 1), one) for i, one in enumerate(row["curves"][name])] for row in long
+            row["label"]: [
+                point(WINDOW * (i + 1), one) for i, one in enumerate(row["curves"][name][every - 1 :: every])
+            ]
+            for row in long
         }
         panels.append(Panel("seconds", name, lines))
     return panels

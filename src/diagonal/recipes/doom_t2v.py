@@ -11,9 +11,10 @@ from diagonal.training.run import RunConfig
 from diagonal.training.video_stages import staged
 
 SIZES = ("full", "smoke")
-METHODS = ("diagonal-distillation", "self-forcing", "causvid")
+METHODS = ("diagonal-distillation-prompts", "diagonal-distillation", "self-forcing", "causvid")
 ABLATIONS = tuple(
-    f"diagonal-distillation:{change}"
+    f"{method}:{change}"
+    for method in METHODS[:2]
     for change in (
         *("schedule=4444444", "schedule=5433333", "schedule=5432222", "schedule=5333333", "schedule=4333333"),
         *("schedule=4222222", "schedule=5422222"),
@@ -69,7 +70,7 @@ def _full() -> VideoRecipe:
         ode=StudentRecipe(
             RunConfig(steps=400, seed=4, warmup=50, ema=0.98, evaluate_every=200, save_every=400),
             batch=64,
-            gate=Gate("val_loss", most=1.0),
+            gate=Gate("val_loss", most=0.1),
             lr=2e-4,
         ),
         distill=StudentRecipe(
@@ -109,6 +110,6 @@ def _smoke() -> VideoRecipe:
         trajectories=TrajectoryRecipe(count=4, held_out=2, batch=2, steps=4),
         ode=StudentRecipe(run(5, 4), batch=2, gate=Gate("val_loss", most=10.0), lr=2e-4),
         distill=StudentRecipe(run(6, 5), batch=2, gate=Gate("val_motion", least=0.0), lr=2e-5, critic_lr=4e-5),
-        methods=("diagonal-distillation", "diagonal-distillation:schedule=4444444,context=clean,flow=0", "causvid"),
-        ablations=("self-forcing", *ABLATIONS),
+        methods=(METHODS[0], "diagonal-distillation:schedule=4444444,context=clean,flow=0", "causvid"),
+        ablations=(*METHODS, *ABLATIONS),
     )

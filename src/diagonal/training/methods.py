@@ -9,10 +9,12 @@ A method is a name, and after a colon what is changed in it:
     flow         gamma of eq. 12, the weight of both terms of motion
     motion       what motion is: difference or field
     regression   the weight of eq. 3; that of eq. 11 is under `flow` alone
+    guidance     the scale of the teacher's guidance; 1 is the prompt alone
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -57,6 +59,8 @@ class Distillation:
             raise ValueError(f"forcing {self.forcing!r} given; known: {SELF}, {DIFFUSION}")
         if self.motion not in MOTIONS:
             raise ValueError(f"motion {self.motion!r} given; known: {', '.join(MOTIONS)}")
+        if not 0 <= self.guidance_scale < math.inf:
+            raise ValueError(f"guidance {self.guidance_scale} given; it must be a number of 0 or more, such as 3")
         if self.scored < 2:
             raise ValueError(f"{self.scored} latent frames scored; motion needs at least 2")
         if self.longest < self.scored:
@@ -91,14 +95,17 @@ METHODS = {
 }
 
 
-CHANGES = ("schedule", "context", "flow", "motion", "regression")
+WEIGHTS = {"flow": "motion", "regression": "regression"}  # changes, and the fields of losses.Weights that they set
+CHANGES = ("schedule", "context", "motion", "guidance", *WEIGHTS)
 
 
-def find(spec: str, more: Mapping[str, str | float] | None = None) -> Distillation:
+def find(
+    spec: str, more: Mapping[str, str | float] | None = None, methods: Mapping[str, Distillation] = METHODS
+) -> Distillation:
     """The method of a name, or of a name and changes; `more` are changes that are given beside it."""
     name, colon, text = spec.partition(":")
-    if name not in METHODS:
-        raise ValueError(f"no method is called {name!r}; known: {', '.join(METHODS)}")
+    if name not in methods:
+        raise ValueError(f"no method is called {name!r}; known: {', '.join(methods)}")
     changes = dict(more or {})
     for change in text.split(",") if colon else ():
         key, equals, value = change.partition("=")
@@ -107,7 +114,7 @@ def find(spec: str, more: Mapping[str, str | float] | None = None) -> Distillati
         if key in changes:
             raise ValueError(f"{key} {value!r} given along with {key} {changes[key]!r}; give it once")
         changes[key] = value
-    return _changed(METHODS[name], changes)
+    return _changed(methods[name], changes)
 
 
 def _changed(method: Distillation, changes: Mapping[str, str | float]) -> Distillation:
@@ -117,11 +124,13 @@ def _changed(method: Distillation, changes: Mapping[str, str | float]) -> Distil
     if "context" in changes:
         preset = preset.with_context(str(changes["context"]))
     weights = {field: _number(key, changes[key]) for key, field in WEIGHTS.items() if key in changes}
-    motion = str(changes.get("motion", method.motion))
-    return replace(method, preset=preset, weights=replace(method.weights, **weights), motion=motion)
-
-
-WEIGHTS = {"flow": "motion", "regression": "regression"}  # changes, and the fields of losses.Weights that they set
+    return replace(
+        method,
+        preset=preset,
+        weights=replace(method.weights, **weights),
+        motion=str(changes.get("motion", method.motion)),
+        guidance_scale=_number("guidance", changes.get("guidance", method.guidance_scale)),
+    )
 
 
 def _number(key: str, value: str | float) -> float:

@@ -36,7 +36,7 @@ from diagonal.training.data import Part, frames, one_after_another
 from diagonal.training.diffusion import autocast, levels_met, preset_shares
 from diagonal.training.distill import DistillTask
 from diagonal.training.latents import Solving, Trajectories, record
-from diagonal.training.methods import DIFFUSION, Distillation
+from diagonal.training.methods import DIFFUSION, METHODS, Distillation
 from diagonal.training.methods import find as find_method
 from diagonal.training.run import claim, fit
 from diagonal.training.samples import write_sheet
@@ -75,16 +75,20 @@ class Work:
         return torch.zeros(1, encoder.length, encoder.width, device=self.device)
 
     def method(self, spec: str) -> Distillation:
-        """A method at this world's sizes."""
+        """A method at this world's sizes; what the spec says goes before the recipe's own numbers."""
         how, count = self.recipe.distill, self.shape[0]
-        return replace(
-            find_method(spec),
-            guidance_scale=self.recipe.trajectories.guidance_scale,
-            scored=count,
-            longest=count,
-            lr=how.lr,
-            critic_lr=how.critic_lr,
-        )
+
+        def sized(method: Distillation) -> Distillation:
+            return replace(
+                method,
+                guidance_scale=self.recipe.trajectories.guidance_scale,
+                scored=count,
+                longest=count,
+                lr=how.lr,
+                critic_lr=how.critic_lr,
+            )
+
+        return find_method(spec, methods={name: sized(method) for name, method in METHODS.items()})
 
     @property
     def presets(self) -> tuple[Preset, ...]:
