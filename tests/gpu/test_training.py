@@ -90,4 +90,6 @@ def test_a_compiled_codec_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     compiled = run()
     monkeypatch.setattr(codec, "compiled", lambda modules, device: None)
     monkeypatch.setattr(codec, "where_learnt", lambda function, device: function)
-    assert compiled == pytest.approx(run(), rel=2e-2)  # bfloat16, rounded at other places
+    plain = run()
+    assert compiled[0] == pytest.approx(plain[0], rel=5e-3)  # bfloat16, rounded at other places
+    assert compiled == pytest.approx(plain, rel=5e-2)  # Muon's steps are as large where a gradient is mostly rounding
