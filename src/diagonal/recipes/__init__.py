@@ -138,6 +138,7 @@ class StudentRecipe:
     gate: Gate
     lr: float
     critic_lr: float = 0.0  # of a distillation
+    guidance_scale: float = 3.0  # of the teacher's scores, in a distillation
 
 
 @dataclass(frozen=True, slots=True)

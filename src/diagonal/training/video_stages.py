@@ -81,7 +81,7 @@ class Work:
         def sized(method: Distillation) -> Distillation:
             return replace(
                 method,
-                guidance_scale=self.recipe.trajectories.guidance_scale,
+                guidance_scale=how.guidance_scale,
                 scored=count,
                 longest=count,
                 lr=how.lr,
