@@ -45,7 +45,7 @@ NOTE = f"{STAR} derived: only the first steps were measured, and the frame rate 
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """All cases of the bench results in a folder, file by file."""
+    """All cases of the bench results in a folder, file by file: the names begin with dates."""
     files = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
     return [case for file in files if file.get("kind") == "bench" for case in file["cases"]]
 
@@ -70,9 +70,11 @@ def _tokens(cases: Sequence[dict[str, Any]]) -> str:
 
 
 def _videos(cases: Sequence[dict[str, Any]]) -> str:
-    """The table of diffusion models."""
+    """The table of diffusion models. Of a case that several files have, the newest counts."""
     if not cases:
         return ""
+    same = ("device", "model", "preset", "schedule", "decoder", "weights", "frames", "width", "height")
+    cases = list({(numbers(case), *(case[key] for key in same)): case for case in cases}.values())
     lines = ["| " + " | ".join(VIDEO_HEADINGS) + " |", "|---" * len(VIDEO_HEADINGS) + "|"]
     for case in sorted(cases, key=lambda case: (case["device"], case["model"], case["preset"], case["decoder"])):
         pixels = case["fps_with_tokenizer"]

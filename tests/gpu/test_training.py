@@ -92,4 +92,5 @@ def test_a_compiled_codec_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(codec, "where_learnt", lambda function, device: function)
     plain = run()
     assert compiled[0] == pytest.approx(plain[0], rel=5e-3)  # bfloat16, rounded at other places
-    assert compiled == pytest.approx(plain, rel=5e-2)  # Muon's steps are as large where a gradient is mostly rounding
+    # After an update, weights changed by as much as bfloat16 rounds move these losses by up to 3.4 % (on a CPU).
+    assert compiled == pytest.approx(plain, rel=5e-2)

@@ -255,6 +255,17 @@ def test_the_table_has_a_row_for_every_case_and_speed_ups_over_raster(tmp_path: 
     assert "derived" in lines[-1]
 
 
+def test_of_a_video_case_that_several_files_have_the_newest_is_shown(tmp_path: Path) -> None:
+    about = {"preset": "p", "decoder": "none", "width": 832, "height": 480, "first_frame_ms": 1.0}
+    cases = [
+        result("2", fps, 17, **about | {"decoder": decoder}) for fps, decoder in ((1, "none"), (2, "vae"), (3, "none"))
+    ]
+    for day, some in (("15", cases[:2]), ("16", cases[2:])):
+        (tmp_path / f"2026-11-{day}.json").write_text(json.dumps({"kind": "bench", "cases": some}))
+    shown = [line.split("|")[11].strip() for line in table.markdown(table.read(tmp_path)).splitlines()[2:]]
+    assert shown == ["3.0", "2.0"]
+
+
 def test_the_table_goes_between_its_marks_and_can_be_renewed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- bench -->\nold\n<!-- /bench -->\nafter\n")
