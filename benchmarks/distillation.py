@@ -78,10 +78,9 @@ def changed(method: str, **changes: str) -> str:
     return f"{method}:{told}" if told else method
 
 
-def students(method: str) -> dict[int, dict[str, str]]:
+def compared(method: str) -> dict[int, dict[str, str]]:
     """Labels and specs of the students of each table. `method` is the one whose parts are taken away and changed."""
-    beside = {"with regressions": VIDEOS, "without regressions": PROMPTS}
-    beside = {label: one for label, one in beside.items() if one != method}
+    beside = {"with regressions": VIDEOS} if method == PROMPTS else {"without regressions": PROMPTS}
     ours = {"Diagonal Distillation": method} | beside
     return {
         1: {"CausVid": "causvid", "Self Forcing": SELF} | ours,
@@ -349,7 +348,7 @@ def sweep(students: Sequence[dict[str, Any]], kind: str, name: str) -> Panel:
 
 def measure(bench: Bench, number: int, path: Path) -> dict[str, Any]:
     """The rows of a table, shown and drawn as they are there; what the JSON file holds of them."""
-    console, specs = Console(), students(bench.method)[number]
+    console, specs = Console(), compared(bench.method)[number]
     short: list[dict[str, Any]] = []
     videos: list[Tensor] = []
     for row, seen in rows(bench, specs) if number != 5 else ():
@@ -390,7 +389,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file; RUN/table-N.json if it is not given")
     given = parser.parse_args()
     work = Work(find_video(given.recipe), given.work, torch.device(given.device))
-    trained, specs = shortened(work, given.train_steps), list(students(given.method)[given.table].values())
+    trained, specs = shortened(work, given.train_steps), list(compared(given.method)[given.table].values())
     if given.only is not None:
         if given.only not in specs:
             parser.error(f"table {given.table} has no student {given.only!r}; it has {', '.join(dict.fromkeys(specs))}")

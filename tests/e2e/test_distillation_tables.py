@@ -19,7 +19,7 @@ from diagonal.training.video_stages import Work, make
 from tests.unit.test_vizdoom import plays
 
 OURS, VIDEOS = distillation.PROMPTS, distillation.VIDEOS
-ALL = [spec for method in (OURS, VIDEOS) for table in distillation.students(method).values() for spec in table.values()]
+ALL = [spec for method in (OURS, VIDEOS) for table in distillation.compared(method).values() for spec in table.values()]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def table(folder: Path, monkeypatch: Any, arguments: str) -> Path:
 
 @plays
 def test_a_table_has_the_ceiling_the_teacher_and_the_students(folder: Path, monkeypatch: Any, capsys: Any) -> None:
-    monkeypatch.setattr(distillation, "students", lambda method: {1: {"ours": method}})
+    monkeypatch.setattr(distillation, "compared", lambda method: {1: {"ours": method}})
     out = table(folder, monkeypatch, "--table 1")
     found, said = json.loads(out.read_text()), capsys.readouterr()
     assert "LPIPS is left out" in said.err and not found["lpips"] and "lpips_teacher" not in found["rows"][2]
@@ -57,7 +57,7 @@ def test_a_table_has_the_ceiling_the_teacher_and_the_students(folder: Path, monk
 
 @plays
 def test_drift_is_measured_and_drawn(folder: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(distillation, "students", lambda method: {5: {"ours": method}})
+    monkeypatch.setattr(distillation, "compared", lambda method: {5: {"ours": method}})
     out = table(folder, monkeypatch, "--table 5 --seconds 10 --long-clips 2")
     found = json.loads(out.read_text())
     assert not found["rows"] and [len(curve) for curve in found["long"][0]["curves"].values()] == [1, 10, 10, 10, 10]
@@ -105,12 +105,12 @@ def test_clips_of_both_halves_are_of_all_scenarios_and_never_the_same() -> None:
 def test_changes_that_change_nothing_are_left_out_of_specs() -> None:
     assert distillation.changed(OURS, schedule="4322222") == distillation.changed(OURS, flow="1") == OURS
     assert distillation.changed(VIDEOS, context="clean", flow="0") == f"{VIDEOS}:context=clean,flow=0"
-    assert sum(spec == OURS for spec in distillation.students(OURS)[4].values()) == 2
+    assert sum(spec == OURS for spec in distillation.compared(OURS)[4].values()) == 2
 
 
 @pytest.mark.parametrize(("method", "other"), [(OURS, "with regressions"), (VIDEOS, "without regressions")])
 def test_tables_of_a_method_have_the_other_beside_it(method: str, other: str) -> None:
-    found = distillation.students(method)
+    found = distillation.compared(method)
     for number in (1, 2, 5):
         assert method in found[number].values() and found[number][other] in (OURS, VIDEOS) and len(found[number]) >= 3
         assert found[number][other] != method

@@ -101,7 +101,8 @@ def frontier(points: Sequence[Point]) -> list[Point]:
 
 
 def curves(long: Sequence[Row]) -> list[Panel]:
-    """A panel for every number of long videos, with a curve for each of them: a point for every WINDOW seconds."""
+    """A panel for every number of long videos, with a curve for each of them. Of numbers for every second, one
+    of WINDOW seconds is shown."""
     panels = []
     for name in long[0]["curves"]:
         every = 1 if name == "frechet_idm" else WINDOW
