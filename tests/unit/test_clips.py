@@ -76,6 +76,14 @@ def test_saturation_is_that_of_its_colours() -> None:
     assert clips.saturation(frames)[0].tolist() == pytest.approx([0, 1, 0.2])
 
 
+def test_colours_of_clips_of_one_kind_differ_as_much_as_told() -> None:
+    frames = torch.zeros(6, 2, 3, 4, 4, dtype=torch.uint8)
+    frames[0::2, :, :, :2] = 102  # half of a clip's pixels: its mean is 0.2
+    kinds = torch.tensor([0, 0, 0, 0, 2, 2])  # nothing of kind 1
+    assert clips.colour_spread(frames, kinds).mean == pytest.approx(0.1)
+    assert clips.colour_spread(frames, torch.tensor([0, 1, 0, 1, 0, 1])).mean == pytest.approx(0)  # one colour each
+
+
 def test_change_is_the_mean_difference_of_neighbours_and_does_not_wrap_around() -> None:
     black, white = torch.zeros(4, 6), torch.ones(4, 6)
     assert clips.change(video(black, white, white, black))[0].tolist() == [1, 0, 1]

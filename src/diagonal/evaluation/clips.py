@@ -37,6 +37,22 @@ def change(video_BTCHW: Tensor) -> Tensor:
     return video_BTCHW.float().diff(dim=1).abs().flatten(2).mean(2) / 255
 
 
+def colour_spread(video_BTCHW: Tensor, kind_B: Tensor) -> Interval:
+    """How much clips of one kind differ in colour, 0 to 1, with an interval over clips: the standard deviation of the
+    mean colours of its clips, averaged over kinds. A model that paints a place always in the same colour is near 0."""
+    colour_BC = torch.stack([clip.double().mean((0, 2, 3)) / 255 for clip in video_BTCHW]).cpu()
+    own_KB = F.one_hot(kind_B.cpu()).T.double()
+
+    def spread(chosen: object) -> float:
+        drawn_KB = own_KB * torch.bincount(torch.as_tensor(chosen), minlength=len(colour_BC))
+        count_K1 = drawn_KB.sum(1, keepdim=True)
+        mean_KC = drawn_KB @ colour_BC / count_K1.clamp(min=1)
+        var_KC = drawn_KB @ colour_BC**2 / count_K1.clamp(min=1) - mean_KC**2
+        return float(var_KC.clamp(min=0).mean(1).sqrt()[count_K1[:, 0] > 1].mean())
+
+    return resampled(spread, len(colour_BC))
+
+
 def wasserstein(first: Tensor, second: Tensor) -> float:
     """Distance of two distributions of numbers, given by samples: the area between their cumulative shares."""
     one, two = (values.flatten().double().sort().values for values in (first, second))

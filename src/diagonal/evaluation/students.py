@@ -185,6 +185,7 @@ def compare(made: Seen, told: Answers, references: References, judges: Judges) -
 
     numbers |= {"frechet_idm": clips.frechet_distance(made.features_NTF, references.real.features_NTF)}
     numbers |= {"flow_distance": flow_distance(references.real)}
+    numbers |= {"colour_spread": clips.colour_spread(made.video_NTCHW, told.scenario_N)}
     teacher = references.teacher
     if teacher is not None:
         numbers |= {"frechet_idm_teacher": clips.frechet_distance(made.features_NTF, teacher.features_NTF)}

@@ -28,7 +28,7 @@ GROUPS = {
     "quality": ("forwards", "frechet_idm", "frechet_idm_teacher", "lpips_teacher"),
     "text": ("scenario", "first_motion", "motions", "things_f1"),
     "motion": ("flow", "flow_distance", "flow_distance_teacher"),
-    "looks": ("sharpness", "saturation"),
+    "looks": ("sharpness", "saturation", "colour_spread"),
     "speed": ("fps", "first_frame_ms", "cpu_fps", "cpu_first_frame_ms"),
 }
 ENDS = (WINDOW, 60, 120, 300)  # seconds; the ten before each are shown of a long video
