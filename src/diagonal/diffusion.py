@@ -101,14 +101,15 @@ class VideoModel:
         seed: int | None = None,
         output_type: str = "np",
     ) -> VideoClip:
-        """The whole video at once; the arguments are those of `stream`. `output_type`: frames as an array (T, H, W, 3)
-        ('np'), as a tensor (T, C, H, W) ('pt'), both uint8, or the latents in their place ('latent')."""
+        """The whole video at once; the arguments are those of `stream`, but without `num_frames` it is as long as the
+        model's videos usually are. `output_type`: frames as an array (T, H, W, 3) ('np'), as a tensor (T, C, H, W)
+        ('pt'), both uint8, or the latents in their place ('latent')."""
         if output_type not in OUTPUTS:
             raise ValueError(f"output_type {output_type!r} is not known; known: {', '.join(OUTPUTS)}")
         given = {"num_frames": num_frames, "preset": preset, "schedule": schedule, "seed": seed}
         request = _request(prompt, given | ({"decoder": NONE} if output_type == "latent" else {}))
         if request.num_frames is None:
-            raise ValueError("num_frames is needed: a whole video has an end; `stream` has none")
+            request = replace(request, num_frames=self.variant.frames)
         made = list(self.stream(request))
         latents = torch.cat([chunk.latents for chunk in made])
         frames = np.concatenate([chunk.frames for chunk in made])

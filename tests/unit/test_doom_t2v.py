@@ -82,6 +82,7 @@ def test_the_shipped_sizes_fit_the_package() -> None:
 
 def test_a_model_makes_videos_of_its_own_size_and_speaks_its_own_words() -> None:
     model = diagonal.load("doom-t2v/tiny")
+    assert model.generate(SAID, output_type="latent").latents.shape[0] == 21  # as long as its clips
     clip = model.generate(SAID, num_frames=17, seed=1)
     assert clip.frames.shape == (17, 96, 128, 3) and clip.frames.dtype == np.uint8
     other = model.generate("waiting in a rusty hangar", num_frames=17, seed=1)

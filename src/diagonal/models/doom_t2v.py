@@ -11,7 +11,7 @@ TEXT = {"text_dim": 64, "text_length": 32}  # of the encoder `doom`
 CHANNELS = 8
 
 
-def _variant(config: Config, vae: str, source: str, random: bool) -> DiffusionVariant:
+def _variant(config: Config, vae: str, source: str, embedded: str = "") -> DiffusionVariant:
     return DiffusionVariant(
         config,
         vae=vae,
@@ -22,7 +22,8 @@ def _variant(config: Config, vae: str, source: str, random: bool) -> DiffusionVa
         fps=Fraction(35, 4),
         size=(96, 128),
         frames=41,
-        random=random,
+        random=not embedded,
+        embedded=embedded,
     )
 
 
@@ -30,13 +31,12 @@ VARIANTS = {
     "": _variant(
         Config(dim=384, ffn=1536, layers=8, heads=6, channels=CHANNELS, **TEXT),
         "wan_vae/doom",
-        "our own, ViZDoom: train it by the recipe doom_t2v",
-        random=False,
+        "embedded: our own, eight scenarios of ViZDoom",
+        embedded="doom_t2v",
     ),
     "tiny": _variant(
         Config(dim=48, ffn=96, layers=2, heads=4, freq_dim=32, channels=CHANNELS, **TEXT),
         "wan_vae/doom-tiny",
         "none: random, for tests and the smoke recipe",
-        random=True,
     ),
 }

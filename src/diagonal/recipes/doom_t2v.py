@@ -81,6 +81,7 @@ def _full() -> VideoRecipe:
             gate=Gate("val_motion", least=0.2, most=5.0),
             lr=4e-5,
             critic_lr=1e-4,
+            guidance_scale=1.0,
         ),
         methods=METHODS,
         ablations=ABLATIONS,

@@ -251,9 +251,10 @@ class DistillTask(Undecoded):
         def clean(model: Any, text: TextKV) -> Tensor:
             return x_t - share[..., None, None, None] * velocity(model, x_t, START * share, text, Full())
 
-        with_it, without = (clean(self.teacher, self.teacher.embed_text(one)) for one in (text_BLC, self.negative_1LC))
-        fake = clean(self.critic, self.critic.embed_text(text_BLC))
-        return losses.guided(with_it, without, self.method.guidance_scale), fake
+        real, scale = clean(self.teacher, self.teacher.embed_text(text_BLC)), self.method.guidance_scale
+        if scale != 1:  # 1 is the prompt's own answer
+            real = losses.guided(real, clean(self.teacher, self.teacher.embed_text(self.negative_1LC)), scale)
+        return real, clean(self.critic, self.critic.embed_text(text_BLC))
 
     def _stage(self, batch: int) -> tuple[DiffusionModel, WindowCache]:
         """The student, and its cache for so many videos. On a GPU of its own, calls without gradient are recorded: they
