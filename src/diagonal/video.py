@@ -21,6 +21,7 @@ PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 CONTAINERS = (".mp4", ".mov", ".mkv")
 VIDEOS = (*CONTAINERS, ".webm", ".avi", ".m4v", ".gif")
 MAX_BYTES = 8 * 2**30  # of decoded pixels held at once
+SEEN = 288  # pixels high, at least nearly: small frames are enlarged
 
 
 def read(source: str | Path, most: int | None = None) -> VideoArray:
@@ -155,6 +156,11 @@ def writer(path: str | Path, fps: int | Fraction) -> Iterator[Writer]:
             output.finish()
         finally:
             container.close()
+
+
+def to_be_seen(height: int) -> int:
+    """How many times frames of this height are enlarged for a file that is to be looked at."""
+    return max(1, SEEN // height)
 
 
 def enlarge(frames: VideoArray, factor: int) -> VideoArray:

@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from diagonal.video import VideoArray
 
 
-SEEN = 288  # pixels high, at least nearly: small frames are enlarged
-
-
 @dataclass(frozen=True)
 class Run:
     """What one generation did and how long it took."""
@@ -58,7 +55,7 @@ PANEL = "Diffusion models"
 # Options that only one kind of model knows.
 TOKENS_ONLY = (
     *("tokenizer", "start", "prompt_frames", "size", "text", "actions", "compare", "stand_in", "refeed"),
-    *("temperature", "top_p", "top_k", "scale", "mark"),
+    *("temperature", "top_p", "top_k", "mark"),
 )
 DIFFUSION_ONLY = (
     *("vae", "preview", "text_encoder", "lora", "lora_scale", "part", "prompt_at", "negative_prompt", "image", "video"),
@@ -164,7 +161,7 @@ def generate(
         raise ValueError("--resize and --crop both fit the prompt into the frame; give one")
     from diagonal.engine.protocols import DiffusionVariant
     from diagonal.names import find
-    from diagonal.video import check_target, cover
+    from diagonal.video import check_target, cover, to_be_seen
     from diagonal.video import resize as stretch
 
     # All that can be refused is refused before a large model is loaded.
@@ -202,7 +199,7 @@ def generate(
     def stream(order: Order, frames: int | None) -> Stream:
         return world.stream(fitted, taken, frames=frames, schedule=order, sampling=sampling, seed=seed)
 
-    look = Look(scale or max(1, SEEN // world.size[0]), world.variant.mark if mark else "", world.variant.fps)
+    look = Look(scale or to_be_seen(world.size[0]), world.variant.mark if mark else "", world.variant.fps)
     if compare is None:
         runs = [_write(stream(orders[0], frames), orders[0], look, out_path)]
     else:

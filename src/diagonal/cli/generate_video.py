@@ -41,7 +41,7 @@ def generate_video(options: Mapping[str, Any]) -> None:
     from diagonal.names import find
     from diagonal.parts import Weights
     from diagonal.schedules.denoising import spec
-    from diagonal.video import writer
+    from diagonal.video import enlarge, to_be_seen, writer
 
     if options["decoder"] == "none":
         raise ValueError("--decoder none makes no frames to write; take vae or preview")
@@ -56,8 +56,10 @@ def generate_video(options: Mapping[str, Any]) -> None:
     if options["quantize"] != "none":
         model.quantize(options["quantize"])
     session = model.stream(request)
+    chosen = options["height"] or options["width"]  # who says how large it is gets just that
+    scale = options["scale"] or (1 if chosen else to_be_seen(variant.size[0]))
     with writer(options["out_path"], model.variant.fps) as file:
-        run = _run(session, file.write)
+        run = _run(session, lambda frames: file.write(enlarge(frames, scale)))
     shared = {name: options[name] for name in ("model", "preset", "seed", "decoder")}
     shared |= dict(zip(("height", "width"), request.size(variant.size), strict=True))
     shared |= {"weights": model.weights, "schedule": spec(how.schedule), "out": options["out_path"]}
