@@ -165,7 +165,7 @@ def to_be_seen(height: int) -> int:
 
 def enlarge(frames: VideoArray, factor: int) -> VideoArray:
     """Every pixel as a square of `factor` pixels; frames are (..., H, W, 3)."""
-    return frames.repeat(factor, axis=-3).repeat(factor, axis=-2)
+    return frames if factor == 1 else frames.repeat(factor, axis=-3).repeat(factor, axis=-2)
 
 
 def resize(frames: VideoArray, height: int, width: int) -> VideoArray:

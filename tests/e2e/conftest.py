@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,13 @@ def killed(folder: Path, step: int, *arguments: str) -> None:
     command = [sys.executable, "-c", KILLED, str(step), *arguments]
     done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=500)
     assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def numbers_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """What --json printed in a run that must have succeeded."""
+    assert done.returncode == 0, done.stderr
+    numbers: dict[str, Any] = json.loads(done.stdout)
+    return numbers
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from diagonal.evaluation.sweep import load_judge
 from diagonal.video import VideoArray
 from diagonal.weights import ASSETS
 from diagonal.worlds import vizdoom
-from tests.e2e.test_generate_video import numbers_of
+from tests.e2e.conftest import numbers_of
 
 SAID = "walking through a brick corridor, turning left"
 
@@ -74,5 +74,10 @@ def test_the_command_needs_nothing_but_a_prompt(tmp_path: Path, forked) -> None:
     numbers = numbers_of(
         forked(tmp_path, "generate", "--model", "doom-t2v", "--json", "--prompt", SAID, "--out", "a.mp4")
     )
-    assert numbers["weights"] == "embedded" and numbers["frames"] == 41 and numbers["forwards"] == 17
+    assert (
+        numbers["scale"] == 3
+        and numbers["weights"] == "embedded"
+        and numbers["frames"] == 41
+        and numbers["forwards"] == 17
+    )
     assert video.read(tmp_path / "a.mp4").shape == (41, 288, 384, 3)  # three times as large, to be seen

@@ -18,17 +18,10 @@ from safetensors.torch import load_file, save_file
 import diagonal
 from diagonal import Request, video
 from tests.conftest import golden
-from tests.e2e.conftest import ENVIRONMENT
+from tests.e2e.conftest import ENVIRONMENT, numbers_of
 
 SMALL = ("--height", "32", "--width", "48", "--dtype", "float32")
 MODEL = ("generate", "--model", "wan/tiny", *SMALL)
-
-
-def numbers_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """What --json printed in a run that must have succeeded."""
-    assert done.returncode == 0, done.stderr
-    numbers: dict[str, Any] = json.loads(done.stdout)
-    return numbers
 
 
 def encoded(frames: Any, folder: Path) -> Any:
@@ -55,6 +48,7 @@ def test_a_prompt_becomes_an_mp4_and_the_numbers_say_how(tmp_path: Path, forked)
         "seed": 4,
         "height": 32,
         "width": 48,
+        "scale": 1,
         "forwards": 3 + 2 + 2 + 1,
         "frames": 33,
         "out": "cat.mp4",

@@ -391,7 +391,7 @@ def test_a_request_that_cannot_be_met_is_refused_before_anything_runs(
 
 
 def test_other_calls_that_are_refused(model: VideoModel) -> None:
-    with pytest.raises(ValueError, match="num_frames"):
+    with pytest.raises(ValueError, match="num_frames=0 given; 3 latent frames"):
         model.generate(replace(PLAIN, num_frames=0))
     with pytest.raises(ValueError, match="output_type 'pil' is not known; known: np, pt, latent"):
         model.generate(PLAIN, output_type="pil")

@@ -62,7 +62,7 @@ def generate_video(options: Mapping[str, Any]) -> None:
         run = _run(session, lambda frames: file.write(enlarge(frames, scale)))
     shared = {name: options[name] for name in ("model", "preset", "seed", "decoder")}
     shared |= dict(zip(("height", "width"), request.size(variant.size), strict=True))
-    shared |= {"weights": model.weights, "schedule": spec(how.schedule), "out": options["out_path"]}
+    shared |= {"scale": scale, "weights": model.weights, "schedule": spec(how.schedule), "out": options["out_path"]}
     if options["as_json"]:
         print_json(shared | run.numbers() | {"changes": [asdict(change) for change in session.changes]})
     elif options["out_path"] != "-":
