@@ -90,7 +90,7 @@ def measure(
     """The numbers of each case, as JSON takes them. `on_run` is called after every run of a case."""
     device = next(cases[0].world.model.parameters()).device
     for case in cases:
-        if _stream(case, settings).steps < 2:
+        if decoding(case, settings).steps < 2:
             raise ValueError(f"{case.order} decodes all in its first step; measure more frames, or another schedule")
     cases = [Case(with_text(case.world), case.order) for case in cases]
     speed = bandwidth(device)
@@ -115,7 +115,7 @@ def _text_rows(world: World) -> int:
     return ENCODERS[world.variant.text].length if world.variant.text else 0
 
 
-def _stream(case: Case, settings: Settings) -> Stream:
+def decoding(case: Case, settings: Settings) -> Stream:
     """The decoding of a case, after a prompt of random ids."""
     world = case.world
     usual = 1 + (world.variant.prompt_frames - 1) // int(world.tokenizer.stride)
@@ -151,7 +151,7 @@ def _shortened(plan: Plan, steps: int) -> Plan:
 
 def _run(case: Case, settings: Settings) -> Run:
     began = time.perf_counter()
-    stream = _stream(case, settings)
+    stream = decoding(case, settings)
     stream.windows = cut(stream.windows, settings.steps)
     device = stream.video.units_BTU.device
     clock, marks = Clock(device), list[Any]()
@@ -172,7 +172,7 @@ def _streamed_ms(case: Case, settings: Settings) -> float:
     """Milliseconds from the end of the first step to the last frame's pixels on the host: the median."""
     times = []
     for _ in range(settings.warmup + settings.repeat):
-        stream, marks = _stream(case, settings), list[Any]()
+        stream, marks = decoding(case, settings), list[Any]()
         clock = Clock(stream.video.units_BTU.device)
         stream.on_step = lambda clock=clock, marks=marks: marks.append(clock.mark())  # type: ignore[misc]
         for _frame in stream:
@@ -199,7 +199,7 @@ def _tokenizer_ms(case: Case, settings: Settings, frames: int) -> float:
 
 def _numbers(case: Case, settings: Settings, runs: Sequence[Run], speed: float) -> dict[str, Any]:
     """All that is reported of a case. Fields are explained in DEFINITION."""
-    world, stream, made = case.world, _stream(case, settings), runs[settings.warmup :]
+    world, stream, made = case.world, decoding(case, settings), runs[settings.warmup :]
     plans = [plan for _, plan in stream.windows]
     tokens = np.array([np.count_nonzero(step.write != NONE) for plan in plans for step in plan.steps])
     step_ms = np.array([run.step_ms[1:] for run in made])

@@ -1,0 +1,140 @@
+"""Which kernels a step consists of, and how long each takes, on a GPU:
+
+    python benchmarks/profile_step.py --model cosmos/4b --schedule diagonal:k=2,d=10 --out benchmarks/results/NAME.json
+
+Random weights at true size, bfloat16, batch 1. For a token model the first steps of a plan after the prompt are
+profiled, for a diffusion model all calls of a video; graphs are recorded before. Kernels of one name and grid are one
+row. `idle` is the time in which none ran: the profiler makes it longer, so for whole steps ask `diagonal bench`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diagonal import diffusion, pipeline
+from diagonal.engine.protocols import DiffusionVariant
+from diagonal.evaluation.machine import describe
+from diagonal.evaluation.speed import Case, Settings, cut, decoding, with_text
+from diagonal.evaluation.video_speed import tflops
+from diagonal.files import atomic
+from diagonal.names import find
+from diagonal.plan import Order
+from diagonal.request import Request
+
+KINDS = ("kernel", "gpu_memset", "gpu_memcpy")
+
+
+def summary(events: Sequence[dict[str, Any]], steps: int) -> dict[str, Any]:
+    """Microseconds a step, kernel by kernel, the longest first, from the events of a Chrome trace."""
+    work = sorted((one for one in events if one.get("cat") in KINDS), key=lambda one: float(one["ts"]))
+    if not work:
+        raise ValueError("nothing ran on a GPU: there is nothing to profile")
+    rows: dict[tuple[str, str], list[float]] = defaultdict(list)
+    idle, end = 0.0, float(work[0]["ts"])
+    for one in work:
+        start, took = float(one["ts"]), float(one["dur"])
+        grid = "x".join(str(side) for side in one["args"].get("grid", ()))
+        rows[one["name"], grid].append(took)
+        idle += max(0.0, start - end)
+        end = max(end, start + took)
+    kernels: list[dict[str, Any]] = [
+        {"name": name, "grid": grid, "a_step": len(took) / steps, "us": sum(took) / len(took), "sum": sum(took) / steps}
+        for (name, grid), took in rows.items()
+    ]
+    kernels.sort(key=lambda one: -one["sum"])
+    busy = sum(one["sum"] for one in kernels)
+    return {"steps": steps, "us_a_step": busy + idle / steps, "busy": busy, "idle": idle / steps, "kernels": kernels}
+
+
+class Profile:
+    """What the GPU does between `start` and `summary`."""
+
+    def __init__(self) -> None:
+        self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+
+    def start(self) -> None:
+        torch.cuda.synchronize()
+        self._profiler.start()
+
+    def summary(self, steps: int) -> dict[str, Any]:
+        torch.cuda.synchronize()
+        self._profiler.stop()
+        with tempfile.TemporaryDirectory() as folder:
+            trace = Path(folder) / "trace.json"
+            self._profiler.export_chrome_trace(str(trace))
+            return summary(json.loads(trace.read_text(encoding="utf-8"))["traceEvents"], steps)
+
+
+def tokens(name: str, schedule: str, steps: int) -> dict[str, Any]:
+    """The first steps of a plan, without its prompt's."""
+    world = pipeline.load(name, "random", device="cuda", dtype=torch.bfloat16)
+    case, settings = Case(with_text(world), Order.of(schedule)), Settings(steps=steps)
+    found: dict[str, Any] = {}
+    for last in (False, False, True):
+        stream, done, profile = decoding(case, settings), count(), Profile()
+        stream.windows = cut(stream.windows, steps)
+        if last:
+            stream.on_step = lambda done=done, profile=profile: None if next(done) else profile.start()  # type: ignore[misc]
+        for _ in stream.token_frames():
+            pass
+        found = profile.summary(steps) if last else {}
+    return {"schedule": str(case.order)} | found
+
+
+def video(name: str, schedule: str) -> dict[str, Any]:
+    """All calls of a video, latents alone."""
+    model = diffusion.load(name, "random", device="cuda", dtype=torch.bfloat16)
+    config: Any = model.variant.config
+    embeds = torch.randn(config.text_length // 4, config.text_dim, generator=torch.Generator().manual_seed(0))
+    request = Request(prompt_embeds=embeds, num_frames=model.variant.frames, schedule=schedule, decoder="none")
+    calls = sum(chunk.forwards for chunk in model.stream(request))
+    for _ in model.stream(request):
+        pass
+    rate = tflops(model.device, torch.bfloat16)
+    profile = Profile()
+    profile.start()
+    for _ in model.stream(request):
+        pass
+    return {"schedule": schedule, "tflops": rate} | profile.summary(calls)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--schedule", required=True)
+    parser.add_argument("--steps", type=int, default=40, help="of a token model")
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    kind = find("models", given.model)
+    diffuses = isinstance(kind, DiffusionVariant)
+    found = video(given.model, given.schedule) if diffuses else tokens(given.model, given.schedule, given.steps)
+    result = {
+        "kind": "profile",
+        "command": "python " + " ".join(sys.argv),
+        "model": given.model,
+        "weights": "random",
+        "dtype": "bfloat16",
+        **found,
+        **describe(torch.device("cuda")),
+    }
+    with atomic(given.out) as temporary:
+        temporary.write_text(json.dumps(result, indent=1) + "\n")
+    lines = [
+        f"{one['sum']:9.1f} us  {one['a_step']:7.1f} x {one['us']:8.2f}  {one['name'][:70]} {one['grid']}"
+        for one in found["kernels"]
+    ]
+    sys.stdout.write("\n".join(lines[:40]) + f"\nbusy {found['busy']:.1f} us a step, idle {found['idle']:.1f}\n")
+
+
+if __name__ == "__main__":
+    main()
