@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diagonal.engine.protocols import CacheSpec, DiffusionConfig, DiffusionModel, Memory, Rope, TextKV
+from diagonal.engine.protocols import CacheSpec, DiffusionConfig, DiffusionModel, LayerText, Memory, Rope, TextKV
 from diagonal.engine.window import WindowCache, WindowStep
 
 Place = tuple[int, int, tuple[int, ...]]  # first slot, places seen, and the shape of the latents
@@ -38,7 +38,7 @@ class Captured:
     cache: WindowCache
     _graphs: dict[Place, tuple[Any, Tensor] | None] = field(default_factory=dict)  # None: seen once
     _inputs: dict[tuple[int, ...], _Inputs] = field(default_factory=dict)
-    _text: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    _text: list[LayerText] = field(default_factory=list)
     _spoken: TextKV | None = None  # what the text was copied from
     _pool: Any = None
 
@@ -91,9 +91,9 @@ class Captured:
                 buffer.copy_(new)
         if text is not self._spoken:
             self._spoken = text
-            self._text = self._text or [(k.clone(), v.clone()) for k, v in text]
-            for buffers, pair in zip(self._text, text, strict=True):
-                for buffer, new in zip(buffers, pair, strict=True):
+            self._text = self._text or [(k.clone(), v.clone(), rows.clone()) for k, v, rows in text]
+            for buffers, given in zip(self._text, text, strict=True):
+                for buffer, new in zip(buffers, given, strict=True):
                     buffer.copy_(new)
         return inputs
 

@@ -267,7 +267,9 @@ class Variant:
 
 
 Rope = tuple[Tensor, Tensor]  # cos and sin of the angles by which pairs of a head are turned
-TextKV = Sequence[tuple[Tensor, Tensor]]  # of each layer: keys and values of the text, (B or 1, H, L, D)
+LayerText = tuple[Tensor, Tensor, Tensor]
+TextKV = Sequence[LayerText]  # of each layer: keys and values of the text, (B or 1, H, L, D), and how many of its rows
+# are real, (B or 1,) on the device. The others are padding: all alike, and attended to
 
 
 class DiffusionModel(Protocol):
@@ -282,7 +284,7 @@ class DiffusionModel(Protocol):
     def cache_spec(self) -> CacheSpec: ...
 
     def embed_text(self, text_BLC: Tensor) -> TextKV:
-        """Keys and values of a prompt for every layer."""
+        """Keys and values of a prompt for every layer, and how many rows of it are no padding."""
         ...
 
     def rope(self, frames_F: Tensor, rows: int, cols: int) -> Rope:

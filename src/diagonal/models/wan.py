@@ -25,10 +25,20 @@ from torch import Tensor, nn
 
 from diagonal.engine.heads import LatentHeads, joined, rotate_pairs
 from diagonal.engine.kernels import able, ops
-from diagonal.engine.protocols import CacheSpec, DiffusionVariant, LatentLayerMemory, Memory, Rope, TextKV, WeightMap
+from diagonal.engine.protocols import (
+    CacheSpec,
+    DiffusionVariant,
+    LatentLayerMemory,
+    LayerText,
+    Memory,
+    Rope,
+    TextKV,
+    WeightMap,
+)
 from diagonal.models.layers import RMSNorm
 
 OpenSum = tuple[Tensor, Tensor | None, Tensor | None]  # x, delta and gate of x + gate * delta, still to be added
+HALVES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +128,8 @@ class CrossAttention(nn.Module):
         self.norm_q = RMSNorm(config.dim, config.eps)
         self.norm_k = RMSNorm(config.dim, config.eps)
 
-    def forward(self, x_BSC: Tensor, text: tuple[Tensor, Tensor]) -> Tensor:
-        mixed = F.scaled_dot_product_attention(self._heads(self.norm_q(self.q(x_BSC))), *text)
+    def forward(self, x_BSC: Tensor, text: LayerText) -> Tensor:
+        mixed = _attend_text(self._heads(self.norm_q(self.q(x_BSC))), *text)
         out: Tensor = self.o(joined(mixed))
         return out
 
@@ -131,6 +141,17 @@ class CrossAttention(nn.Module):
     def _heads(self, x_BSC: Tensor) -> Tensor:
         heads_BSHD: Tensor = x_BSC.unflatten(-1, (self.heads, -1))
         return heads_BSHD.transpose(1, 2)
+
+
+def _attend_text(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, rows_B: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(D)) v over all rows of a text. The kernel, where it serves, makes the padding one key."""
+    dtype = q_BHSD.dtype
+    if dtype in HALVES and dtype == k_BHLD.dtype == v_BHLD.dtype and able(q_BHSD):
+        from diagonal.engine.kernels.text import WIDTHS, attend_text
+
+        if q_BHSD.shape[3] in WIDTHS:
+            return attend_text(q_BHSD, k_BHLD, v_BHLD, rows_B)
+    return F.scaled_dot_product_attention(q_BHSD, k_BHLD, v_BHLD)
 
 
 class Block(nn.Module):
@@ -164,7 +185,7 @@ class Block(nn.Module):
         changes: tuple[Tensor, ...],
         rope: Rope,
         memory: LatentLayerMemory,
-        text: tuple[Tensor, Tensor],
+        text: LayerText,
     ) -> OpenSum:
         """After a layer whose last sum may still be open, and perhaps with its own left open: the kernel of the next
         norm makes both at once."""
@@ -229,7 +250,11 @@ class Wan(nn.Module):
         return cast(Iterable[Block], self.blocks)  # torch's own typing does not say of what a list is
 
     def embed_text(self, text_BLC: Tensor) -> TextKV:
-        """Keys and values of a prompt for every layer; rows behind its end are zeros, and are attended to as such."""
+        """Keys and values of a prompt for every layer; rows behind its end are zeros, and are attended to as such.
+
+        It ends with its last row that is not zero, however many are given. That is found on the device: the host need
+        not wait, and the prompts of a batch end where each of them does.
+        """
         length, width = self.config.text_length, self.config.text_dim
         if text_BLC.ndim != 3 or text_BLC.shape[2] != width or not 1 <= text_BLC.shape[1] <= length:
             raise ValueError(
@@ -237,8 +262,10 @@ class Wan(nn.Module):
                 f"with 1 to {length} rows"
             )
         padded = F.pad(text_BLC.to(self.patch_embedding.weight), (0, 0, 0, length - text_BLC.shape[1]))
+        places_L = torch.arange(1, length + 1, device=padded.device)
+        rows_B = (padded.ne(0).any(-1) * places_L).amax(1)
         embedded = self.text_embedding(padded)
-        return [block.cross_attn.keys(embedded) for block in self._layers]
+        return [(*block.cross_attn.keys(embedded), rows_B) for block in self._layers]
 
     def rope(self, frames_F: Tensor, rows: int, cols: int) -> Rope:
         """cos and sin (tokens, 1, pairs) of the angles position * theta^(-i / n), with a third of a head's pairs for
@@ -261,8 +288,9 @@ class Wan(nn.Module):
         time_BFC, changes = self._time(level, x_BFNC)
         total: OpenSum = (x_BFNC, None, None)
         for index, block in enumerate(self._layers):
-            k, v = (part.expand(batch, -1, -1, -1) for part in text[index])
-            total = block(total, changes[index].split(1, dim=2), rope, memory.layer(index), (k, v))
+            k, v, rows = text[index]
+            own = (k.expand(batch, -1, -1, -1), v.expand(batch, -1, -1, -1), rows.expand(batch))
+            total = block(total, changes[index].split(1, dim=2), rope, memory.layer(index), own)
         return self._cells(self.head(total, time_BFC), x_BFCHW)
 
     def _time(self, level: float | Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
