@@ -37,7 +37,8 @@ def _case(shape: Shape, dtype: torch.dtype, counts: list[int], length: int = LEN
 
 def _exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = q.double() @ k.double().transpose(2, 3) / q.shape[3] ** 0.5
-    return scores.softmax(-1) @ v.double()
+    mixed: Tensor = scores.softmax(-1) @ v.double()
+    return mixed
 
 
 def _rows(counts: list[int], dtype: torch.dtype = torch.int64) -> Tensor:

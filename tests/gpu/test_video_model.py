@@ -8,13 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 import diagonal
 from diagonal import Request, VideoModel, session
+from diagonal.engine.attention import Full
 from diagonal.engine.kernels import SWITCH
+from diagonal.engine.teacher import velocity
 from diagonal.names import find
+from diagonal.text import embed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
+SHORT, LONG = "turning left", "walking through a brick corridor with a soldier then turning left then turning right"
 PLAIN = Request(prompt="a red cat", num_frames=81, height=64, width=96, capture=False)
 
 
@@ -65,6 +71,45 @@ def test_the_kernels_make_the_video_of_their_plain_forms(model: VideoModel, monk
     monkeypatch.setenv("DIAGONAL_KERNELS", "0")
     plain = model.generate(PLAIN, output_type="latent").latents
     torch.testing.assert_close(fast, plain, atol=1e-3, rtol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def world() -> VideoModel:
+    """Heads of 64 in bfloat16: these attend to a text without its padding."""
+    return diagonal.load("doom-t2v", device="cuda", dtype=torch.bfloat16)
+
+
+def test_replayed_calls_serve_prompts_of_any_length(world: VideoModel) -> None:
+    made = []
+    for capture in (False, True):
+        for prompt in (LONG, SHORT, LONG):
+            request = Request(prompt=prompt, num_frames=41, capture=capture)
+            made.append(world.generate(request, output_type="latent").latents)
+    assert all(torch.equal(one, other) for one, other in zip(made[:3], made[3:], strict=True))
+    assert not torch.equal(made[0], made[1])
+
+
+def test_a_text_without_its_padding_is_attended_to_as_with_it(
+    world: VideoModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    from diagonal.engine.kernels import text
+
+    calls: list[list[int]] = []
+
+    def whole(q: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> Tensor:
+        calls.append(rows.tolist())
+        return F.scaled_dot_product_attention(q, k, v)
+
+    x = torch.randn(2, 3, world.variant.config.channels, 12, 16, device="cuda")
+    level = torch.full((1, 1), 500.0, device="cuda")
+    with torch.inference_mode():
+        words = world.model.embed_text(embed([SHORT, LONG], world.encoder, device="cuda"))
+        few = velocity(world.model, x, level, words, Full())
+        monkeypatch.setattr(text, "attend_text", whole)
+        wanted = velocity(world.model, x, level, words, Full())
+    assert calls == world.variant.config.layers * [[len(SHORT.split()), len(LONG.split())]]  # type: ignore[attr-defined]
+    assert 0 < (few - wanted).norm() <= 0.04 * wanted.norm()
 
 
 def test_convolutions_of_the_preview_with_their_ends_are_those_apart(monkeypatch: pytest.MonkeyPatch) -> None:

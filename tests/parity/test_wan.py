@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,30 @@ def test_text_that_is_shorter_than_the_model_takes_is_filled_with_zeros(model: A
     assert not text[:, 11:].any() and text[:, 10].any()
     for ours, theirs in zip(model.embed_text(text[:, :11]), model.embed_text(text), strict=True):
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+def test_a_text_ends_with_its_last_row_that_is_not_zero(model: Any) -> None:
+    text = torch.randn(4, 16, 48, generator=torch.Generator().manual_seed(0))
+    text[1, 5:] = text[2, 3] = text[3] = 0
+    text[0, 1:15] = 0
+    for layer in model.embed_text(text):
+        assert layer[2].tolist() == [16, 5, 16, 0]
+    assert model.embed_text(text[1:2, :7])[0][2].tolist() == [5]
+
+
+def test_one_key_with_the_weight_of_all_padding_is_attended_to_as_all_of_it(model: Any) -> None:
+    """What the kernel on a GPU rests on."""
+    text = golden("wan/bidirectional.safetensors")["context"][:1]
+    q = torch.randn(1, 4, 7, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for layer in model.embed_text(text):
+        k, v, rows = layer[0].double(), layer[1].double(), int(layer[2])
+        assert rows == 11
+        for part in layer[:2]:
+            assert torch.equal(part[:, :, rows:], part[:, :, rows : rows + 1].expand(-1, -1, 16 - rows, -1))
+        scores = q @ k.mT / 24**0.5
+        few = scores[..., : rows + 1].clone()
+        few[..., rows] += math.log(16 - rows)
+        close(few.softmax(-1) @ v[:, :, : rows + 1], scores.softmax(-1) @ v, 1e-12)
 
 
 # Training: the whole video at once, a level per frame

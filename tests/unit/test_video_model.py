@@ -135,6 +135,13 @@ def test_embeddings_may_take_the_place_of_any_prompt(model: VideoModel) -> None:
     assert torch.equal(torch.cat([chunk.latents for chunk in (*begun, *stream)]), words)
 
 
+def test_zeros_behind_a_prompt_may_be_given_or_not(model: VideoModel) -> None:
+    (cat,) = embed(["a red cat"], ENCODERS["hash"], device="cpu")
+    assert cat[:3].any(1).all() and not cat[3:].any()
+    whole, *cut = (latents(model, replace(PLAIN, prompt=None, prompt_embeds=cat[:rows])) for rows in (16, 7, 3))
+    assert all(torch.equal(one, whole) for one in cut)
+
+
 def test_of_several_updates_the_last_counts_and_before_the_first_chunk_it_is_the_prompt(model: VideoModel) -> None:
     stream = model.stream(PLAIN)
     changes = [stream.update(prompt) for prompt in ("a fox", "a blue dog")]
