@@ -10,7 +10,7 @@ import torch
 import diagonal
 from diagonal import Request
 from diagonal.evaluation import video_speed
-from diagonal.evaluation.video_speed import Settings, _operations, check, measure
+from diagonal.evaluation.video_speed import Settings, _operations, _text_rows, check, measure
 
 SMALL = {"height": 64, "width": 96}
 
@@ -21,7 +21,8 @@ def model() -> Any:
 
 
 def request(**given: Any) -> Request:
-    return Request(prompt_embeds=torch.zeros(2, 48), **({"num_frames": 33} | SMALL | given))
+    usual: dict[str, Any] = {"prompt_embeds": torch.ones(2, 48), "num_frames": 33}
+    return Request(**(usual | SMALL | given))
 
 
 def test_the_numbers_of_a_video(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +34,7 @@ def test_the_numbers_of_a_video(model: Any, monkeypatch: pytest.MonkeyPatch) -> 
     made = measure(model, Settings(request(schedule="432"), repeat=2), lambda: seen.append(1))
     assert len(seen) == 6  # twice: latents alone, and with pixels
     assert (made["steps"], made["frames"], made["decoder"]) == (4 + 3 + 2, 33, "vae")
-    assert len(made["by_chunk_ms"]) == 3
+    assert len(made["by_chunk_ms"]) == 3 and made["text_rows"] == 2
     assert made["fps"] == pytest.approx(1e3 * 33 / (9 * made["mean_ms"]))
     assert made["floor_ratio"] == pytest.approx(made["mean_ms"] / made["floor_ms"]) and made["floor_ms"] > 0
     assert min(taken.values()) > 0 and made["fps_with_tokenizer"] == pytest.approx(33 / taken["_streamed"])
@@ -56,9 +57,18 @@ def test_operations_are_those_of_products_and_attention(model: Any) -> None:
         big.model = big.variant.config.build()
     one = Request(prompt_embeds=torch.zeros(1, 4096), num_frames=9, schedule="1", preset="diagonal-distillation")
     clean = 2  # a chunk of one step has a second call, for the cache
-    assert _operations(big, one) / clean == pytest.approx(11.7e12 + 4.48e12, rel=0.01)
+    products = 2 * 4680 * 30 * 1536 * (4 * 1536 + 2 * 1536 + 2 * 8960)  # of each layer: qkv and o, q and o, two of ffn
+    assert _operations(big, one, 128) / clean == products + 4 * 4680 * 30 * 1536 * (4680 + 128 + 1)
+    assert _operations(big, one, 512) / clean == pytest.approx(11.7e12 + 4.48e12, rel=0.01)  # there is no padding
     official = Request(prompt_embeds=torch.zeros(1, 4096), num_frames=81, schedule="4322222")
-    assert _operations(big, official) == pytest.approx(400e12, rel=0.01)
+    assert _operations(big, official, 512) == pytest.approx(400e12, rel=0.01)
+
+
+def test_rows_of_a_prompt_are_counted_without_padding(model: Any) -> None:
+    assert _text_rows(model, request()) == 2
+    assert _text_rows(model, request(prompt_embeds=torch.eye(5, 48)[None])) == 5
+    assert _text_rows(model, request(prompt_embeds=torch.eye(16, 48) * (torch.arange(16) < 7)[:, None])) == 7
+    assert _text_rows(model, request(prompt_embeds=None, prompt="a red cat")) == 3
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

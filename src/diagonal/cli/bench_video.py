@@ -28,7 +28,7 @@ def bench_video(options: Mapping[str, Any]) -> dict[str, Any]:
 
     from diagonal import diffusion
     from diagonal.devices import find_dtype
-    from diagonal.evaluation.video_speed import DEFINITION, Settings, check, measure
+    from diagonal.evaluation.video_speed import DEFINITION, TEXT_ROWS, Settings, check, measure
     from diagonal.names import find
     from diagonal.parts import Weights
     from diagonal.request import Request
@@ -49,7 +49,8 @@ def bench_video(options: Mapping[str, Any]) -> dict[str, Any]:
     if options["quantize"] != "none":
         model.quantize(options["quantize"])
     config: Any = model.variant.config
-    embeds = torch.randn(config.text_length, config.text_dim, generator=torch.Generator().manual_seed(0))
+    rows = min(TEXT_ROWS, config.text_length)
+    embeds = torch.randn(rows, config.text_dim, generator=torch.Generator().manual_seed(0))
     cases = []
     with progress_bar("videos") as progress:
         task = progress.add_task(name, total=None, note="")
@@ -72,8 +73,8 @@ def print_cases(result: Mapping[str, Any]) -> None:
     one = result["cases"][0]
     out.print(
         f"{one['model']}, {one['parameters']:,} parameters, {one['weights']} weights, {one['dtype']}; {one['frames']} "
-        f"frames of {one['width']}x{one['height']}, decoder {one['decoder']}; {one['device']}, {one['tflops']:.0f} "
-        f"TFLOP/s, PyTorch {one['torch']}, diagonal {one['commit']}"
+        f"frames of {one['width']}x{one['height']}, decoder {one['decoder']}; a prompt of {one['text_rows']} rows; "
+        f"{one['device']}, {one['tflops']:.0f} TFLOP/s, PyTorch {one['torch']}, diagonal {one['commit']}"
         + ("" if one["peak_gb"] is None else f"; peak {max(case['peak_gb'] for case in result['cases']):.2f} GB"),
         markup=False,
     )

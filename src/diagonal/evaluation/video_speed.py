@@ -22,9 +22,12 @@ from diagonal.names import find
 from diagonal.presets import Preset
 from diagonal.request import Request, latent_frames, latent_size
 from diagonal.schedules.denoising import spec
+from diagonal.text import embed
 
 DEFINITION = """\
 step                one call of the transformer with the noise before it; batch 1; text embeddings are there already
+text_rows           rows of the prompt's embeddings. The padding behind them is attended to as well; as it is the same
+                    row again and again, all of it is one key in floor_ms
 ms_per_step         milliseconds of a chunk over its calls, median over all chunks and repeats; by_chunk_ms: mean of
                     each chunk; mean_ms: mean of all calls. Nothing is decoded meanwhile
 floor_ms            operations of a call (products and attention), on average, over tflops
@@ -38,6 +41,7 @@ warmup_s            the first run, with all that is set up or compiled once; in 
 peak_gb             most memory in use at once on the GPU, weights, cache and decoder
 units               ms: milliseconds; GB: 10^9 bytes; one video is made at a time"""
 
+TEXT_ROWS = 128  # of a typical prompt, at most what the model takes
 SIDE = {"cuda": 8192, "cpu": 1024}
 PRODUCTS = 10
 
@@ -67,7 +71,8 @@ def measure(model: VideoModel, settings: Settings, on_run: Callable[[], object] 
     made = np.array([[1e3 * seconds / calls for seconds, calls in run] for run in runs[settings.warmup :]])
     calls = np.array([calls for _, calls in runs[0]])
     mean_ms = float((made * calls).sum() / calls.sum() / len(made))
-    floor_ms = 1e-9 * _operations(model, request) / int(calls.sum()) / rate
+    text_rows = _text_rows(model, request)
+    floor_ms = 1e-9 * _operations(model, request, text_rows) / int(calls.sum()) / rate
     frames, parameters = request.num_frames or 0, list(model.model.parameters())
     decoded, (height, width) = request.decoder != "none", request.size(model.variant.size)
     return {
@@ -82,6 +87,7 @@ def measure(model: VideoModel, settings: Settings, on_run: Callable[[], object] 
         "height": height,
         "width": width,
         "frames": frames,
+        "text_rows": text_rows,
         "steps": int(calls.sum()),
         "repeat": settings.repeat,
         "ms_per_step": float(np.median(made)),
@@ -136,14 +142,24 @@ def _first_decode_ms(model: VideoModel, settings: Settings) -> float:
     return statistics.median(times[settings.warmup :])
 
 
-def _operations(model: VideoModel, request: Request) -> float:
+@torch.inference_mode()
+def _text_rows(model: VideoModel, request: Request) -> int:
+    """Rows of the prompt without its padding, as the model counts them."""
+    text = request.prompt_embeds
+    if text is None:
+        text = embed([request.prompt or ""], model.encoder, device=model.device)
+    _, _, rows_B = model.model.embed_text(text if text.ndim == 3 else text[None])[0]
+    return int(rows_B)
+
+
+def _operations(model: VideoModel, request: Request, text_rows: int) -> float:
     """Operations of all calls of a video: twice for every weight of a block and token, and four times for every number
     of a head, query and key."""
     how, config = request.how(), model.variant.config
     codec = find("tokenizers", model.variant.vae)
     rows, cols = latent_size(*request.size(model.variant.size), codec.patch, config.patch)
     frame = (rows // config.patch) * (cols // config.patch)
-    total, work = latent_frames(request.num_frames or 0, how, codec.stride), _work(model)
+    total, work = latent_frames(request.num_frames or 0, how, codec.stride), _work(model, text_rows)
     chunk, operations = how.chunk_frames or total, 0.0
     for index in range(total // chunk):
         extra = how.schedule.context_level(index) is not None
@@ -153,16 +169,17 @@ def _operations(model: VideoModel, request: Request) -> float:
     return operations
 
 
-def _work(model: VideoModel) -> Callable[[int, int], float]:
-    """Operations of a call with so many tokens that see so many."""
+def _work(model: VideoModel, text_rows: int) -> Callable[[int, int], float]:
+    """Operations of a call with so many tokens that see so many, and a text."""
     config: Any = model.variant.config
+    words = min(text_rows + 1, config.text_length)  # one key for all of its padding
     weights = sum(p.numel() for name, p in model.model.named_parameters() if p.ndim == 2 and "blocks" in name)
     # Keys and values of the text are made once a prompt.
     weights -= sum(p.numel() for name, p in model.model.named_parameters() if name.endswith("cross_attn.kv.weight"))
     attention = 4 * config.layers * config.dim
 
     def work(tokens: int, seen: int) -> float:
-        return float(2 * weights * tokens + attention * tokens * (seen + config.text_length))
+        return float(2 * weights * tokens + attention * tokens * (seen + words))
 
     return work
 
