@@ -59,14 +59,19 @@ def _check(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count", COUNTS)
-def test_one_key_stands_for_all_padding(count: int, dtype: torch.dtype) -> None:
-    from diagonal.engine.kernels.text import attend_text
+@pytest.mark.parametrize("keys", [16, 64])
+def test_one_key_stands_for_all_padding(
+    keys: int, count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from diagonal.engine.kernels import text
 
+    for name in ("KEYS", "EXACT_KEYS"):
+        monkeypatch.setattr(text, name, keys)
     q, k, v = _case((1, 2, 130, 64), dtype, [count])
     wanted = _exact(q, k, v)
     _hidden(k, v, [count])
     with poisoned():
-        found = attend_text(q, k, v, _rows([count]))
+        found = text.attend_text(q, k, v, _rows([count]))
     _check(found, wanted, dtype)
 
 

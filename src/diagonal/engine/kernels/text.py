@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 QUERIES, KEYS, WARPS, STAGES = 128, 64, 8, 2  # of a program: its queries, the keys of a round, and how they are run
+EXACT_KEYS = 16  # of a round in float32, whose products take no tensor core and many registers
 WIDTHS = (16, 32, 64, 128)  # of a head
 WHOLE = (torch.int32, torch.int64)
 
@@ -34,11 +35,12 @@ def attend_text(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, rows: Tensor) ->
     _check(q_BHSD, k_BHLD, v_BHLD, rows)
     batch, heads, queries, width = q_BHSD.shape
     out_BSHD = q_BHSD.new_empty(batch, queries, heads, width)
+    keys = EXACT_KEYS if q_BHSD.dtype == torch.float32 else KEYS
     # The heads of the same queries run side by side: theirs are the same pages of memory.
     _attend_text[(heads, triton.cdiv(queries, QUERIES), batch)](
         *(q_BHSD, k_BHLD, v_BHLD, rows, out_BSHD, queries, k_BHLD.shape[2]),
         *(*q_BHSD.stride()[:3], *k_BHLD.stride()[:3], *v_BHLD.stride()[:3], rows.stride(0) if len(rows) > 1 else 0),
-        *(math.log2(math.e) / math.sqrt(width), width, QUERIES, KEYS),
+        *(math.log2(math.e) / math.sqrt(width), width, QUERIES, keys),
         num_warps=WARPS,
         num_stages=STAGES,
     )
