@@ -175,6 +175,6 @@ def test_keys_are_cut_only_where_that_is_known_to_work(monkeypatch: pytest.Monke
     assert [parts(batch=2), parts(queries=1000), parts(width=24), parts(dtype=torch.float32), parts(major=8)] == [1] * 5
 
 
-def test_queries_that_come_once_attend_to_all_keys_at_once() -> None:
+def test_keys_in_one_part_are_attended_to_at_once() -> None:
     q, k, v = (torch.randn(1, 2, size, 8) for size in (5, 9, 9))
     assert torch.equal(attend_wide(q, k, v), Full().attend(q, k, v))

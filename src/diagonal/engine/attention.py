@@ -86,16 +86,16 @@ def wide_parts(heads: LatentHeads, k_BLHD: Tensor) -> int:
     return cut(queries, heads.heads, k_BLHD.shape[1], gpu.multi_processor_count)
 
 
-def attend_wide(q_PHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor) -> Tensor:
-    """Attention of many queries to all keys, (B, H, S, D). The queries of one video may be given P times, on a GPU with
-    kernels: then each of P parts of the keys is attended to for itself, and these are mixed by their log-sum-exps."""
-    parts = len(q_PHSD)
-    if parts == len(k_BHLD):
-        return F.scaled_dot_product_attention(q_PHSD, k_BHLD, v_BHLD)
+def attend_wide(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, parts: int = 1) -> Tensor:
+    """Attention of many queries to all keys, (B, H, S, D). For one video, on a GPU with kernels, the keys may be taken
+    in parts: each is attended to for itself, as if it were a video, and these are mixed by their log-sum-exps."""
+    if parts == 1:
+        return F.scaled_dot_product_attention(q_BHSD, k_BHLD, v_BHLD)
     from diagonal.engine.kernels.latents import mix
 
     k, v = (part.unflatten(2, (parts, -1))[0].transpose(0, 1) for part in (k_BHLD, v_BHLD))
-    out, sums = torch.ops.aten._scaled_dot_product_cudnn_attention(q_PHSD, k, v, None, True)[:2]
+    q = q_BHSD.expand(parts, -1, -1, -1)
+    out, sums = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)[:2]
     return mix(out, sums.reshape(out.shape[:3]))
 
 

@@ -2,8 +2,9 @@
 
 A call launches a thousand kernels, and Python needs longer to launch them than the GPU to run them. A window has few
 places: it fills chunk by chunk, and then its ring comes round again and again. So the second call at a place is
-recorded, and every later one is a single launch. What changes from call to call (latents, level, rotation, text) is
-copied into buffers that the recording reads.
+recorded, and every later one is a single launch. What changes from call to call (latents, level, rotation) is copied
+into buffers that the recording reads. Keys and values of a text, a few small kernels for each layer, are a recording of
+their own: they stay where the calls read them.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Captured:
     cache: WindowCache
     _graphs: dict[Place, tuple[Any, Tensor] | None] = field(default_factory=dict)  # None: seen once
     _inputs: dict[tuple[int, ...], _Inputs] = field(default_factory=dict)
+    _words: Tensor | None = None  # embeddings of the text, as many rows as the model takes
+    _speak: Any = None  # the recording that makes `_text` of them
     _text: list[LayerText] = field(default_factory=list)
     _spoken: TextKV | None = None  # what the text was copied from
     _pool: Any = None
@@ -51,7 +54,31 @@ class Captured:
         return self.model.cache_spec
 
     def embed_text(self, text_BLC: Tensor) -> TextKV:
-        return self.model.embed_text(text_BLC)
+        """Keys and values of a prompt, in inference where recorded calls read them: those of the prompt before are
+        gone."""
+        fits = self._words is None or text_BLC.shape[::2] == self._words.shape[::2]
+        apart = self._speak is None and bool(self._text)  # recorded calls read another text's place already
+        if not torch.is_inference_mode_enabled() or apart or not fits or text_BLC.shape[1] > self.config.text_length:
+            return self.model.embed_text(text_BLC)
+        if self._words is None:
+            self._words = self._record_text(text_BLC)
+        rows = text_BLC.shape[1]
+        self._words[:, :rows] = text_BLC
+        self._words[:, rows:] = 0
+        self._speak.replay()
+        self._spoken = self._text
+        return self._text
+
+    def _record_text(self, text_BLC: Tensor) -> Tensor:
+        """Record how the buffers of a text are filled; from embeddings in the tensor that is given back."""
+        self.model.embed_text(text_BLC)  # refuses what it does not take, and sets up whatever the kernels need
+        batch, _, width = text_BLC.shape
+        words = text_BLC.new_zeros(batch, self.config.text_length, width, dtype=torch.float32)
+        self._speak = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._speak, pool=self._pool, capture_error_mode="thread_local"):
+            self._text = list(self.model.embed_text(words))
+        self._pool = self._speak.pool()
+        return words
 
     def rope(self, frames_F: Tensor, rows: int, cols: int) -> Rope:
         return self.model.rope(frames_F, rows, cols)

@@ -145,8 +145,9 @@ class WindowLayer(Plain):
 
         k, v = (part[:, first : first + x.shape[1]] for part in (self.k, self.v))
         seen_k, seen_v = (part[:, : self.step.extent] for part in (self.k, self.v))
-        q = turn(heads, k, v, wide_parts(heads, seen_k)).to(self.k.dtype)
-        return joined(attend_wide(*(part.transpose(1, 2) for part in (q, seen_k, seen_v)))).to(x.dtype)
+        q = turn(heads, k, v).to(self.k.dtype)
+        q_BHSD, k_BHLD, v_BHLD = (part.transpose(1, 2) for part in (q, seen_k, seen_v))
+        return joined(attend_wide(q_BHSD, k_BHLD, v_BHLD, wide_parts(heads, seen_k))).to(x.dtype)
 
     def _put(self, buffer: Tensor, new_BHSD: Tensor, past: Tensor) -> Tensor:
         """Write the new tokens; what is visible after it. Gradients reach the new tokens, and never the past."""

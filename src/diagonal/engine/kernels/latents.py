@@ -55,13 +55,13 @@ def _steps(part: Tensor | None) -> tuple[int, int]:
     return part.stride(0) if part.shape[0] > 1 else 0, part.stride(1) if part.shape[1] > 1 else 0
 
 
-def turn(heads: LatentHeads, k_out_BSHD: Tensor, v_out_BSHD: Tensor, copies: int = 1) -> Tensor:
-    """Queries (copies * B, S, H, D), normed and rotated; keys, also those, and values are written to the outputs."""
+def turn(heads: LatentHeads, k_out_BSHD: Tensor, v_out_BSHD: Tensor) -> Tensor:
+    """Queries (B, S, H, D), normed and rotated; keys, also those, and values are written to the outputs."""
     qkv = heads.qkv_BSC.contiguous()
     batch, inputs, channels = qkv.shape
     width = channels // 3
     shape = (batch, inputs, heads.heads, width // heads.heads)
-    q = qkv.new_empty(copies, *shape).flatten(0, 1)
+    q = qkv.new_empty(shape)
     for part in (k_out_BSHD, v_out_BSHD):
         if part.shape != shape or not part[0].is_contiguous():
             raise ValueError(f"an output of shape {tuple(part.shape)} given; {shape}, contiguous, is needed")
@@ -72,7 +72,7 @@ def turn(heads: LatentHeads, k_out_BSHD: Tensor, v_out_BSHD: Tensor, copies: int
     _turn[(inputs, batch)](
         *(qkv, heads.q_norm_C, heads.k_norm_C, cos, sin, q, k_out_BSHD, v_out_BSHD),
         *(inputs, width, half, heads.eps, k_out_BSHD.stride(0), v_out_BSHD.stride(0)),
-        *(triton.next_power_of_2(width // 2), copies),
+        triton.next_power_of_2(width // 2),
         num_warps=4,
     )
     return q
@@ -142,7 +142,7 @@ def _add_norm(
 @triton.jit
 def _turn(
     qkv, q_norm, k_norm, cos, sin, q, k_out, v_out, inputs, width, half, eps, k_batch, v_batch,
-    PAIRS: tl.constexpr, COPIES: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):  # fmt: skip
     """One token: pairs (x[2i], x[2i + 1]) of its queries and keys are turned, its values are copied. Numbers come and
     go side by side, and become pairs in registers."""
@@ -161,12 +161,7 @@ def _turn(
         x32 *= tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
         even, odd = tl.split(tl.reshape(x32.to(x.dtype).to(tl.float32), (PAIRS, 2)))
         turned = tl.reshape(tl.join(even * c - odd * n, even * n + odd * c), (2 * PAIRS,))
-        if part == 0:
-            for copy in tl.static_range(COPIES):
-                to = q + ((copy * tl.num_programs(1) + b) * inputs + s) * width
-                tl.store(to + column, turned.to(q.dtype.element_ty), mask=inside)
-        else:
-            to = k_out + b * k_batch + s * width
-            tl.store(to + column, turned.to(k_out.dtype.element_ty), mask=inside)
+        to = q + (b * inputs + s) * width if part == 0 else k_out + b * k_batch + s * width
+        tl.store(to + column, turned.to(to.dtype.element_ty), mask=inside)
     to = v_out + b * v_batch + s * width
     tl.store(to + column, tl.load(given + 2 * width, mask=inside, other=0.0).to(to.dtype.element_ty), mask=inside)
