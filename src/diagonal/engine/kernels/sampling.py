@@ -3,19 +3,21 @@
 `sample` here is `engine.sampler.sample` for a GPU. One program draws one row's token. All it needs of a row are sums
 over the ids above a threshold, so it reads the row again and again, from cache:
 
-    1. top, the greatest valid logit, and bottom, the least finite one
-    2. top-k: the logit that crosses k - 1 when the ids above it are counted, by guesses that close in on it
-    3. top-p: the same with sums of exp((x - top) / temperature) instead of counts
-    4. the sum over the ids above the threshold, and the first id at which the running sum exceeds uniform * sum
+    1. the greatest logit, and the sum of all exp((x - origin) / temperature) with their mean and deviation
+    2. top-k: the logit that crosses k - 1 when the ids above it are counted, by guesses that close in on it; then 1
+       again for what is left
+    3. top-p: the same with sums of exponentials instead of counts
+    4. the first id at which the running sum exceeds uniform * the sum above the threshold, which the search knows
 
-The search is over the float32 numbers in their order (`_key`), so that thresholds are exact. Normal logits take 7 to 10
-readings in bfloat16, which has few values near the top, and at 64,000 ids 8 to 13 in float32; none can take more than
-GUESSES and 32.
+The search is over the float32 numbers in their order (`_key`), or those of them that are bfloat16, so that thresholds
+are exact. Of normal logits it takes 3 to 5 readings in bfloat16, which has few values, and 5 to 9 in float32; none can
+take more than GUESSES and 32. So a token costs 5 to 7 readings in bfloat16 with top-p, 7 to 11 in float32.
 
-The cost of reading n ids once: an exponential each, of which a multiprocessor of Hopper does 16 per clock, and about
-ten other operations, 128 per clock: n / 13 clocks, at 64,000 ids 5,000 clocks or 2.8 us. The 2n or 4n bytes, from the
-first-level cache at 128 bytes per clock, take a fifth or two fifths of that. From main memory a row comes once. Rows
-run side by side, one per multiprocessor.
+The cost of reading n ids once with two thresholds: 10 operations each in bfloat16, of which a multiprocessor of Hopper
+starts 128 per clock, or 4.5 comparisons and choices, 64 per clock; an exponential each, 16 per clock, hides behind
+them. That makes n / 12 clocks, at 64,000 ids 5,300 clocks or 3 us. The 2n or 4n bytes, from the first-level cache at
+128 bytes per clock, take a fifth or two fifths of that. From main memory a row comes once. Rows run side by side, one
+per multiprocessor.
 """
 # Triton's functions carry no types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -54,6 +56,7 @@ def sample(logits_RV: Tensor, low_R: Tensor, high_R: Tensor, uniform_R: Tensor, 
         TOP_K=sampling.top_k is not None and sampling.top_k < ids,
         TOP_P=sampling.top_p is not None and sampling.top_p < 1,
         KEEP_CROSSING=sampling.keep_crossing,
+        STEP=2**16 if logits_RV.dtype == torch.bfloat16 else 1,
         BLOCK=block,
         num_warps=warps,
     )
@@ -68,12 +71,19 @@ def _tile(ids: int) -> tuple[int, int]:
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 NOWHERE = tl.constexpr(2**31 - 1)  # above every id
+FAR = tl.constexpr(30)  # powers of 2 by which a weight may exceed 1: 2^31 of them make no infinity
 GUESSES = tl.constexpr(16)
+FEW = tl.constexpr(16)  # ids, among which the search goes from one to the next
+# The guesses, by trial on normal, Laplace, Zipf and mixed rows, where half or twice as much takes no fewer readings.
+BEGIN = tl.constexpr(0.15)  # deviations to either side of the first guess
+NOISE = tl.constexpr(0.3)  # of an interval of n ids the crossing lies this / sqrt(n) off the straight line
+BEND = tl.constexpr(0.1)  # and this many intervals, times the interval's share of a deviation
+AWAY = tl.constexpr(0.15)  # of an interval: so far from its ends is a guess among few ids
 
 
 @triton.jit
 def _key(x):
-    """An integer for a float32 number, in the same order; one for both zeros."""
+    """An integer for a float32 number, in the same order; one for both zeros. Multiples of 2^16 for bfloat16."""
     size = tl.abs(x).to(tl.int32, bitcast=True)
     return tl.where(x < 0, -size, size)
 
@@ -97,37 +107,69 @@ def _load(row, start, low, high, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _weights(x, floor, top, scale):
-    """exp((x - top) / temperature) of what is above the floor, 0 elsewhere."""
-    return tl.where(x > floor, tl.exp2((x - top) * scale), 0.0)
+def _load_next(row, start, low, high, BLOCK: tl.constexpr):
+    """Logits of the block after this one, to be on their way while this one is summed; after the last, which few masks
+    are spent on, those of the first."""
+    after = tl.where(start + BLOCK < high, start + BLOCK, low // BLOCK * BLOCK)
+    _, x = _load(row, after, low, high, BLOCK)
+    return x
 
 
 @triton.jit
-def _bounds(row, low, high, BLOCK: tl.constexpr):
-    """The least finite and the greatest valid logit."""
+def _weight(x, origin, scale):
+    """exp((x - origin) / temperature), or 1 without a scale."""
+    if scale is None:
+        return 1.0
+    else:
+        return tl.exp2((x - origin) * scale)
+
+
+@triton.jit
+def _survey(row, low, high, floor, origin, scale, BLOCK: tl.constexpr):
+    """Of the valid logits above the floor, the least; of all valid ones, the greatest; of those above the floor, the
+    weight, and the weighted mean and standard deviation of x - origin."""
     least = tl.full([BLOCK], float("inf"), tl.float32)
     greatest = tl.full([BLOCK], -float("inf"), tl.float32)
-    for start in range(low // BLOCK * BLOCK, high, BLOCK):
-        _, x = _load(row, start, low, high, BLOCK)
-        least = tl.minimum(least, tl.where(x > -float("inf"), x, float("inf")))
-        greatest = tl.maximum(greatest, x)
-    return tl.min(least, axis=0), tl.max(greatest, axis=0)
-
-
-@triton.jit
-def _mass(row, low, high, floor, top, scale, BLOCK: tl.constexpr):
-    """The weight of all valid logits above the floor."""
-    masses, begin = tl.zeros([BLOCK], tl.float32), low // BLOCK * BLOCK
+    masses, firsts, seconds = (
+        tl.zeros([BLOCK], tl.float32),
+        tl.zeros([BLOCK], tl.float32),
+        tl.zeros([BLOCK], tl.float32),
+    )
+    begin = low // BLOCK * BLOCK
     _, x = _load(row, begin, low, high, BLOCK)
     for start in range(begin, high, BLOCK):
-        _, ahead = _load(row, start + BLOCK, low, high, BLOCK)  # on its way while this block is summed
-        masses += _weights(x, floor, top, scale)
+        ahead = _load_next(row, start, low, high, BLOCK)
+        above = x > floor
+        weights, distances = tl.where(above, _weight(x, origin, scale), 0.0), tl.where(above, x - origin, 0.0)
+        least = tl.minimum(least, tl.where(above, x, float("inf")))
+        greatest = tl.maximum(greatest, x)
+        masses += weights
+        firsts += weights * distances
+        seconds += weights * distances * distances
         x = ahead
-    return tl.sum(masses, axis=0)
+    whole = tl.sum(masses, axis=0)
+    mean = tl.sum(firsts, axis=0) / whole
+    deviation = tl.sqrt(tl.maximum(tl.sum(seconds, axis=0) / whole - mean * mean, 0.0))
+    return tl.min(least, axis=0), tl.max(greatest, axis=0), whole, mean, deviation
 
 
 @triton.jit
-def _split(row, low, high, floor, top, scale, BLOCK: tl.constexpr):
+def _masses(row, low, high, lower, upper, origin, scale, BLOCK: tl.constexpr):
+    """The weight of all valid logits above each of two numbers."""
+    lowers, uppers = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    begin = low // BLOCK * BLOCK
+    _, x = _load(row, begin, low, high, BLOCK)
+    for start in range(begin, high, BLOCK):
+        ahead = _load_next(row, start, low, high, BLOCK)
+        weights = _weight(x, origin, scale)
+        lowers += tl.where(x > lower, weights, 0.0)
+        uppers += tl.where(x > upper, weights, 0.0)
+        x = ahead
+    return tl.sum(lowers, axis=0), tl.sum(uppers, axis=0)
+
+
+@triton.jit
+def _split(row, low, high, floor, origin, scale, BLOCK: tl.constexpr):
     """The weight of all valid logits above the floor, the least of them, and the greatest of the others."""
     masses = tl.zeros([BLOCK], tl.float32)
     over = tl.full([BLOCK], float("inf"), tl.float32)
@@ -135,8 +177,8 @@ def _split(row, low, high, floor, top, scale, BLOCK: tl.constexpr):
     begin = low // BLOCK * BLOCK
     _, x = _load(row, begin, low, high, BLOCK)
     for start in range(begin, high, BLOCK):
-        _, ahead = _load(row, start + BLOCK, low, high, BLOCK)
-        masses += _weights(x, floor, top, scale)
+        ahead = _load_next(row, start, low, high, BLOCK)
+        masses += tl.where(x > floor, _weight(x, origin, scale), 0.0)
         over = tl.minimum(over, tl.where(x > floor, x, float("inf")))
         under = tl.maximum(under, tl.where(x > floor, -float("inf"), x))
         x = ahead
@@ -144,58 +186,60 @@ def _split(row, low, high, floor, top, scale, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _crossing(row, low, high, left, top, scale, limit, whole, BLOCK: tl.constexpr):
-    """The key of the logit whose weight, added to that of all greater ones, first exceeds the limit.
+def _quantile(part):
+    """The number of deviations below which this part of a normal distribution lies: Tukey's approximation."""
+    return (tl.exp2(0.135 * tl.log2(part)) - tl.exp2(0.135 * tl.log2(1 - part))) / 0.1975
 
-    It lies in (left, right]: what is above `right` weighs the limit at most, what is above `left` weighs more: `whole`
-    at first. Each reading tries the number at which a straight line between the two would meet the limit, and then
-    moves a bound to the next logit there is, so equal logits cost no more. A bound that stays twice counts half (the
-    Illinois rule), and after GUESSES readings the middle is tried, so that there is an end. If all together weigh no
-    more than the limit, it is the key after the first `left`.
+
+@triton.jit
+def _crossing(
+    row, low, high, first, top, origin, scale, limit, whole, mean, deviation, STEP: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The key of the logit whose weight, added to that of all greater ones, first exceeds the limit; the weight of all
+    greater ones and itself, and of the greater ones.
+
+    It lies in (left, right], whose ends are multiples of STEP as all logits are: what is above `right` weighs the limit
+    at most, `light`, what is above `left` more, `heavy`. Each reading tries two numbers to either side of a guess,
+    nearly always of the crossing too: at first where a normal distribution would have it, then where a straight line
+    between the two bounds meets the limit. If it is missed, the next two are further apart. Among few ids one number is
+    tried, and a bound moves to the next logit there is. After GUESSES readings that is the middle, so that there is an
+    end. If all together weigh no more than the limit, it is the key after `first`.
     """
-    right = _key(top)
-    more, less = whole - limit, limit  # what is above `left` weighs more than the limit, and above `right` less than it
-    stayed, readings = 0, 0
-    while right - 1 > left:  # a floor that is no number has the greatest key there is: no 1 may be added to it
-        middle = (left >> 1) + (right >> 1) + (left & right & 1)  # the sum of two keys may be no int32
-        if readings < GUESSES:
-            lowest = _number(left)
-            guess = _key(lowest + (_number(right) - lowest) * (more / (more + less)))
-            middle = tl.minimum(tl.maximum(guess, left + 1), right - 1)
-        mass, over, under = _split(row, low, high, _number(middle), top, scale, BLOCK)
-        if mass <= limit:
-            right, less = tl.maximum(_key(under), left + 1), limit - mass
-            more = more * 0.5 if stayed == 1 else more
-            stayed = 1
+    left, heavy, light = first + 0, whole + 0, whole * 0
+    right = tl.where(whole <= limit, first + STEP, _key(top))
+    guess, reach = origin + mean - deviation * _quantile(limit / whole), BEGIN * deviation
+    ids, slack, readings = float("inf"), 1.0, 0
+    while right - STEP > left:  # a floor that is no number has the greatest key there is: no STEP may be added to it
+        if (ids > FEW) & (readings < GUESSES):
+            lower = tl.minimum(tl.maximum(_key(guess - reach) & -STEP, left + STEP), right - STEP)
+            upper = tl.minimum(tl.maximum(_key(guess + reach) & -STEP, lower + STEP), right - STEP)
+            mass, rest = _masses(row, low, high, _number(lower), _number(upper), origin, scale, BLOCK)
+            slack = 1.0 if (mass > limit) & (rest <= limit) else slack * 2
+            if mass <= limit:
+                right, light = lower, mass
+            elif rest <= limit:
+                left, heavy, right, light = lower, mass, upper, rest
+            else:
+                left, heavy = upper, rest
         else:
-            left, more = _key(over) - 1, mass - limit
-            less = less * 0.5 if stayed == 2 else less
-            stayed = 2
+            middle = (left >> 1) + (right >> 1) + (left & right & 1)  # the sum of two keys may be no int32
+            middle = tl.where(readings < GUESSES, _key(guess), middle) & -STEP
+            middle = tl.minimum(tl.maximum(middle, left + STEP), right - STEP)
+            mass, over, under = _split(row, low, high, _number(middle), origin, scale, BLOCK)
+            if mass <= limit:
+                right, light = tl.maximum(_key(under), left + STEP), mass
+            else:
+                left, heavy = _key(over) - STEP, mass
+        lowest = _number(left)
+        width, part = _number(right) - lowest, (heavy - limit) / (heavy - light)
+        ids = (heavy - light) / _weight(lowest + width * part, origin, scale)
+        part = tl.where(ids > FEW, part, tl.minimum(tl.maximum(part, AWAY), 1 - AWAY))
+        guess = lowest + width * part
+        reach = tl.minimum(slack * width * (NOISE / tl.sqrt(ids) + BEND * width / deviation), width / 3)
         readings += 1
-    return right
-
-
-@triton.jit
-def _top_k_floor(row, low, high, floor, top, k, BLOCK: tl.constexpr):
-    """The k greatest logits, and those equal to the last of them, are above this number: with weights of 1, the logit
-    that crosses k - 1, and all greater ones."""
-    return _number(_crossing(row, low, high, _key(floor), top, 0.0, k - 1.0, high - low + 0.0, BLOCK) - 1)
-
-
-@triton.jit
-def _top_p_floor(row, low, high, floor, top, scale, top_p, KEEP_CROSSING: tl.constexpr, BLOCK: tl.constexpr):
-    """The nucleus of the logits above `floor` is above this number.
-
-    The search starts at a number below which n ids cannot weigh 1 - top_p of the whole, since each weighs less than
-    exp((number - top) / temperature).
-    """
-    whole = _mass(row, low, high, floor, top, scale, BLOCK)
-    spare = tl.log2((1 - top_p) * whole / (high - low)) / scale
-    # Less one temperature and one float32 step, which is more than all rounding here.
-    near = _key(top + spare - LOG2_E / scale) - 1
-    crossing = _crossing(row, low, high, tl.maximum(near, _key(floor)), top, scale, top_p * whole, whole, BLOCK)
-    # What crosses is kept, or is not; the greatest are in any case.
-    return _number(crossing - 1 if KEEP_CROSSING else tl.minimum(crossing, _key(top) - 1))
+    if left == first:  # of what is above it nothing is known
+        heavy, light = _masses(row, low, high, _number(left), _number(right), origin, scale, BLOCK)
+    return right, heavy, light
 
 
 @triton.jit
@@ -210,23 +254,27 @@ def _first_at(row, low, high, value, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _walk(row, low, high, floor, top, scale, uniform, BLOCK: tl.constexpr):
-    """The first id above the floor at which the running weight exceeds `uniform` of the whole.
+def _walk(row, low, high, floor, origin, scale, target, BLOCK: tl.constexpr):
+    """The first id above the floor at which the running weight exceeds the target.
 
-    The last id with any weight, where rounding leaves the running weight below; -1 if no id has any.
+    The last id with any weight, where rounding leaves the running weight below; -1 if no id has any. Blocks are summed
+    until they exceed the target, and only the last that weighs anything is looked at id by id.
     """
-    target = uniform * _mass(row, low, high, floor, top, scale, BLOCK)
-    first, last, before = NOWHERE, -1, 0.0
-    start = low // BLOCK * BLOCK
-    while (start < high) & (first == NOWHERE):
-        ids, x = _load(row, start, low, high, BLOCK)
-        weights = _weights(x, floor, top, scale)
-        past = (before + tl.cumsum(weights, axis=0) > target) & (weights > 0)
-        first = tl.min(tl.where(past, ids, NOWHERE), axis=0)
-        last = tl.maximum(last, tl.max(tl.where(weights > 0, ids, -1), axis=0))
-        before += tl.sum(weights, axis=0)
+    begin = low // BLOCK * BLOCK
+    start, found, before, running = begin + 0, begin + 0, target * 0, target * 0
+    _, x = _load(row, begin, low, high, BLOCK)
+    while (start < high) & (running <= target):
+        ahead = _load_next(row, start, low, high, BLOCK)
+        mass = tl.sum(tl.where(x > floor, _weight(x, origin, scale), 0.0), axis=0)
+        found, before = tl.where(mass > 0, start, found), tl.where(mass > 0, running, before)
+        running += mass
         start += BLOCK
-    return tl.where(first == NOWHERE, last, first)
+        x = ahead
+    ids, x = _load(row, found, low, high, BLOCK)
+    weights = tl.where(x > floor, _weight(x, origin, scale), 0.0)
+    past = (before + tl.cumsum(weights, axis=0) > target) & (weights > 0)
+    token = tl.min(tl.where(past, ids, NOWHERE), axis=0)
+    return tl.where(token == NOWHERE, tl.max(tl.where(weights > 0, ids, -1), axis=0), token)
 
 
 @triton.jit
@@ -244,21 +292,44 @@ def _sample(
     TOP_K: tl.constexpr,
     TOP_P: tl.constexpr,
     KEEP_CROSSING: tl.constexpr,
+    STEP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The token of one row."""
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * stride
     low, high = tl.load(lows + index).to(tl.int32), tl.load(highs + index).to(tl.int32)
-    bottom, top = _bounds(row, low, high, BLOCK)
+    floor, scale = -float("inf"), LOG2_E / temperature
+    _, x = _load(row, low // BLOCK * BLOCK, low, high, BLOCK)
+    origin = tl.max(x, axis=0)  # of the first block: the top is not known yet
     if GREEDY:
+        _, top, _, _, _ = _survey(row, low, high, floor, origin, None, BLOCK)
         token = _first_at(row, low, high, top, BLOCK)
     else:
-        scale = LOG2_E / temperature
-        floor = _number(_key(bottom) - 1)
         if TOP_K:
-            floor = _top_k_floor(row, low, high, floor, top, top_k, BLOCK)
+            bottom, top, count, mean, deviation = _survey(row, low, high, floor, origin, None, BLOCK)
+            # The k greatest, and those equal to the last of them: with weights of 1, what crosses k - 1, and all above.
+            first = _key(bottom) - STEP
+            crossing, _, _ = _crossing(
+                row, low, high, first, top, origin, None, top_k - 1.0, count, mean, deviation, STEP, BLOCK
+            )
+            floor, origin = _number(crossing - STEP), top
+            _, _, whole, mean, deviation = _survey(row, low, high, floor, origin, scale, BLOCK)
+        else:
+            _, top, whole, mean, deviation = _survey(row, low, high, floor, origin, scale, BLOCK)
+            if (top - origin) * scale > FAR:
+                origin = top
+                _, _, whole, mean, deviation = _survey(row, low, high, floor, origin, scale, BLOCK)
         if TOP_P:
-            floor = _top_p_floor(row, low, high, floor, top, scale, top_p, KEEP_CROSSING, BLOCK)
-        token = _walk(row, low, high, floor, top, scale, tl.load(uniforms + index), BLOCK)
+            # Below this number n ids cannot weigh 1 - top_p of the whole, since each weighs less than
+            # exp((number - origin) / temperature). Less one temperature and one step: more than all rounding here.
+            near = origin + (tl.log2((1 - top_p) * whole / (high - low)) - LOG2_E) / scale
+            first = tl.maximum((_key(near) & -STEP) - STEP, _key(floor))
+            crossing, heavy, light = _crossing(
+                row, low, high, first, top, origin, scale, top_p * whole, whole, mean, deviation, STEP, BLOCK
+            )
+            # What crosses is kept, or is not; the greatest are in any case.
+            kept = KEEP_CROSSING | (crossing == _key(top))
+            floor, whole = _number(tl.where(kept, crossing - STEP, crossing)), tl.where(kept, heavy, light)
+        token = _walk(row, low, high, floor, origin, scale, tl.load(uniforms + index) * whole, BLOCK)
     tl.store(drawn + index, token.to(tl.int64))
