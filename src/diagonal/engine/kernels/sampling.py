@@ -161,8 +161,8 @@ def _masses(row, low, high, lower, upper, origin, scale, BLOCK: tl.constexpr):
     _, x = _load(row, begin, low, high, BLOCK)
     for start in range(begin, high, BLOCK):
         ahead = _load_next(row, start, low, high, BLOCK)
-        weights = _weight(x, origin, scale)
-        lowers += tl.where(x > lower, weights, 0.0)
+        weights = tl.where(x > lower, _weight(x, origin, scale), 0.0)
+        lowers += weights
         uppers += tl.where(x > upper, weights, 0.0)
         x = ahead
     return tl.sum(lowers, axis=0), tl.sum(uppers, axis=0)
