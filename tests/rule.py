@@ -51,6 +51,16 @@ def rows(kind: str, count: int, size: int, seed: int) -> Rows:
         high = low + 1
     elif kind == "equal":
         logits[:] = -2.5
+    elif kind == "two":
+        logits = torch.where(logits > 1, 1.5, -0.25).bfloat16()
+    elif kind == "wide":  # both signs, from subnormal numbers to 1e30
+        logits *= 10.0 ** torch.randint(-43, 31, (count, size), generator=generator)
+    elif kind == "tiny":  # subnormal alone
+        logits *= 1e-40
+    elif kind == "rising":  # the greatest are far above all before them
+        logits += torch.linspace(-90, 10, size)
+    elif kind == "peaked":  # what crosses is next to the top, and far above the rest
+        logits[:, size // 3 : size // 3 + 3] += 20
     uniform = torch.rand(count, generator=generator)
     uniform[1], uniform[2] = 0.0, BELOW_ONE
     ids = torch.arange(size)
@@ -65,7 +75,19 @@ def on(device: str, given: Rows) -> Rows:
     return logits.to(device), low.to(device), high.to(device), uniform.to(device)
 
 
-KINDS = ["float32", "bfloat16", "ties", "infinite", "single", "equal"]
+KINDS = [
+    "float32",
+    "bfloat16",
+    "ties",
+    "infinite",
+    "single",
+    "equal",
+    "two",
+    "wide",
+    "tiny",
+    "rising",
+    "peaked",
+]
 
 
 def probabilities(logits_V: Tensor, sampling: Sampling) -> Tensor:

@@ -32,7 +32,7 @@ def test_the_kernel_draws_by_the_rule(kind: str, sampling: Sampling) -> None:
     check(kernels.sample, kind, sampling, 200, DEVICE)
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "infinite", "two", "rising"])
 @pytest.mark.parametrize("sampling", SAMPLINGS[1::3], ids=str)
 def test_rows_of_many_blocks_are_drawn_by_the_rule(
     kind: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
@@ -50,6 +50,28 @@ def test_the_kernel_draws_what_its_twin_draws(sampling: Sampling, size: int, dty
     given = on(DEVICE, (logits.to(dtype), low, high, uniform))
     different = kernels.sample(*given, sampling) != twin(*given, sampling)
     assert int(different.sum()) <= count // 50  # a uniform number next to a boundary
+
+
+@pytest.mark.parametrize("guesses", [0, 1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sampling", [SAMPLINGS[8], SAMPLINGS[12]], ids=str)
+@pytest.mark.skipif(CUDA, reason="compiled kernels keep their constants")
+def test_the_search_ends_where_it_must_however_few_guesses_it_has(
+    sampling: Sampling, dtype: torch.dtype, guesses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threshold is exact, so what is drawn cannot depend on the way to it."""
+    logits, *rest = rows("float32", 4, 1000, seed=guesses)
+    drawn = kernels.sample(logits.to(dtype), *rest, sampling)
+    monkeypatch.setattr(kernels, "GUESSES", kernels.tl.constexpr(guesses))
+    assert torch.equal(kernels.sample(logits.to(dtype), *rest, sampling), drawn)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 17])
+def test_rows_of_few_ids_are_drawn_by_the_rule(size: int) -> None:
+    logits = torch.randn(6, size, generator=torch.Generator().manual_seed(size))
+    given = logits, torch.zeros(6, dtype=torch.long), torch.full((6,), size), torch.linspace(0, 0.99, 6)
+    for sampling in SAMPLINGS[::3]:
+        assert torch.equal(kernels.sample(*on(DEVICE, given), sampling).cpu(), twin(*given, sampling))
 
 
 def test_draws_follow_the_probabilities() -> None:
