@@ -60,10 +60,11 @@ def test_the_search_ends_where_it_must_however_few_guesses_it_has(
     sampling: Sampling, dtype: torch.dtype, guesses: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The threshold is exact, so what is drawn cannot depend on the way to it."""
-    logits, *rest = rows("float32", 4, 1000, seed=guesses)
-    drawn = kernels.sample(logits.to(dtype), *rest, sampling)
-    monkeypatch.setattr(kernels, "GUESSES", kernels.tl.constexpr(guesses))
-    assert torch.equal(kernels.sample(logits.to(dtype), *rest, sampling), drawn)
+    logits, low, high, uniform = rows("float32", 4, 1000, seed=guesses)
+    given = logits.to(dtype), low, high, uniform
+    drawn = kernels.sample(*given, sampling)
+    monkeypatch.setattr(kernels, "GUESSES", type(kernels.GUESSES)(guesses))
+    assert torch.equal(kernels.sample(*given, sampling), drawn)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 17])

@@ -3,21 +3,19 @@
 `sample` here is `engine.sampler.sample` for a GPU. One program draws one row's token. All it needs of a row are sums
 over the ids above a threshold, so it reads the row again and again, from cache:
 
-    1. the greatest logit, and the sum of all exp((x - origin) / temperature) with their mean and deviation
-    2. top-k: the logit that crosses k - 1 when the ids above it are counted, by guesses that close in on it; then 1
-       again for what is left
+    1. the greatest logit, the sum of all exp((x - origin) / temperature), and their mean and deviation
+    2. top-k: the logit that crosses k - 1 when the ids above it are counted, by guesses that close in; then 1 again
     3. top-p: the same with sums of exponentials instead of counts
     4. the first id at which the running sum exceeds uniform * the sum above the threshold, which the search knows
 
 The search is over the float32 numbers in their order (`_key`), or those of them that are bfloat16, so that thresholds
-are exact. Of normal logits it takes 3 to 5 readings in bfloat16, which has few values, and 5 to 9 in float32; none can
-take more than GUESSES and 32. So a token costs 5 to 7 readings in bfloat16 with top-p, 7 to 11 in float32.
+are exact. Normal logits take 3 to 5 readings in bfloat16, which has few values, and 5 to 9 in float32; none can take
+more than GUESSES and 32. A token of top-p takes two more.
 
-The cost of reading n ids once with two thresholds: 10 operations each in bfloat16, of which a multiprocessor of Hopper
-starts 128 per clock, or 4.5 comparisons and choices, 64 per clock; an exponential each, 16 per clock, hides behind
-them. That makes n / 12 clocks, at 64,000 ids 5,300 clocks or 3 us. The 2n or 4n bytes, from the first-level cache at
-128 bytes per clock, take a fifth or two fifths of that. From main memory a row comes once. Rows run side by side, one
-per multiprocessor.
+The cost of reading n ids once, for the sums above two thresholds: 11 or 12 operations each, of which a multiprocessor
+of Hopper starts 128 per clock: n / 11 clocks, at 64,000 ids 5,800 clocks or 3.1 us. Behind them hide 5 comparisons and
+choices, 64 per clock, an exponential, 16 per clock, and 2 or 4 bytes from the first-level cache, 128 per clock. From
+main memory a row comes once. Rows run side by side, one per multiprocessor.
 """
 # Triton's functions carry no types.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -74,10 +72,10 @@ NOWHERE = tl.constexpr(2**31 - 1)  # above every id
 FAR = tl.constexpr(16)  # powers of 2 by which a weight may exceed 1: more would cost digits
 GUESSES = tl.constexpr(16)
 FEW = tl.constexpr(16)  # ids, among which the search goes from one to the next
-# The guesses, by trial on normal, Laplace, Zipf and mixed rows, where half or twice as much takes no fewer readings.
+# By trial on normal, Laplace, Zipf and mixed logits; half or twice as much takes no fewer readings.
 BEGIN = tl.constexpr(0.15)  # deviations to either side of the first guess
-NOISE = tl.constexpr(0.3)  # of an interval of n ids the crossing lies this / sqrt(n) off the straight line
-BEND = tl.constexpr(0.1)  # and this many intervals, times the interval's share of a deviation
+NOISE = tl.constexpr(0.3)  # of n ids in the interval: the crossing is this / sqrt(n) intervals off the straight line
+BEND = tl.constexpr(0.1)  # since the line is none: and off by this many intervals, per deviation in the interval
 AWAY = tl.constexpr(0.15)  # of an interval: so far from its ends is a guess among few ids
 
 
@@ -108,32 +106,26 @@ def _load(row, start, low, high, BLOCK: tl.constexpr):
 
 @triton.jit
 def _load_next(row, start, low, high, BLOCK: tl.constexpr):
-    """Logits of the block after this one, to be on their way while this one is summed; after the last, which few masks
-    are spent on, those of the first."""
+    """Logits of the block after this one; after the last the first again, unused, but sooner read than masked ones."""
     after = tl.where(start + BLOCK < high, start + BLOCK, low // BLOCK * BLOCK)
-    _, x = _load(row, after, low, high, BLOCK)
-    return x
+    return _load(row, after, low, high, BLOCK)[1]
 
 
 @triton.jit
 def _weight(x, origin, scale):
     """exp((x - origin) / temperature), or 1 without a scale."""
-    if scale is None:
-        return 1.0
-    else:
-        return tl.exp2((x - origin) * scale)
+    return 1.0 if scale is None else tl.exp2((x - origin) * scale)
 
 
 @triton.jit
 def _fours(x):
-    """Four neighbours to a row. They lie in one thread, so a reduction of rows leaves fewer registers in use."""
+    """Four neighbours to a row. A thread has them all, so it reduces them by itself and keeps fewer registers."""
     return tl.reshape(x, [x.shape[0] // 4, 4])
 
 
 @triton.jit
 def _survey(row, low, high, floor, origin, scale, BLOCK: tl.constexpr):
-    """The least valid logit above the floor; the greatest of all; the weight of those above the floor, and the weighted
-    mean and standard deviation of their x - origin."""
+    """The least valid logit above the floor, the greatest, the weight, and the mean and deviation of x - origin."""
     least = tl.full([BLOCK // 4], float("inf"), tl.float32)
     greatest = tl.full([BLOCK // 4], -float("inf"), tl.float32)
     masses = tl.zeros([BLOCK], tl.float32)
@@ -205,8 +197,8 @@ def _crossing(
     at most, `light`, what is above `left` more, `heavy`. Each reading tries two numbers to either side of a guess,
     nearly always of the crossing too: at first where a normal distribution would have it, then where a straight line
     between the two bounds meets the limit. If it is missed, the next two are further apart. Among few ids one number is
-    tried, and a bound moves to the next logit there is. After GUESSES readings that is the middle, so that there is an
-    end. If all together weigh no more than the limit, it is the key after `first`.
+    tried, after GUESSES readings the middle, and a bound moves to the next logit there is: so there is an end. If all
+    together weigh no more than the limit, it is the key after `first`.
     """
     left, heavy, light = first + 0, whole + 0, whole * 0
     right = tl.where(whole <= limit, first + STEP, _key(top))
@@ -303,8 +295,7 @@ def _sample(
     row = logits + index * stride
     low, high = tl.load(lows + index).to(tl.int32), tl.load(highs + index).to(tl.int32)
     floor, scale = -float("inf"), LOG2_E / temperature
-    _, x = _load(row, low // BLOCK * BLOCK, low, high, BLOCK)
-    origin = tl.max(x, axis=0)  # of the first block: the top is not known yet
+    origin = tl.max(_load(row, low // BLOCK * BLOCK, low, high, BLOCK)[1], axis=0)  # for want of the top
     if GREEDY:
         _, top, _, _, _ = _survey(row, low, high, floor, origin, None, BLOCK)
         token = _first_at(row, low, high, top, BLOCK)
