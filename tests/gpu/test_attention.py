@@ -51,32 +51,34 @@ def _int32(number: int) -> Tensor:
 
 
 def _case(shape: Shape, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor, Tensor], Visibility]:
-    """Random inputs in a cache with holes. Blocks without anything written are NaN, other slots that are not written
-    hold large numbers; the last query of several is padding."""
+    """Random inputs in a cache with holes. Blocks behind all that is written are NaN, other slots that are not written
+    hold large numbers; the last query of several is padding. All others see the first slots."""
     batch, heads, kv_heads, queries, length, width = shape
     noise = torch.Generator(DEVICE).manual_seed(sum(shape))
     q = torch.randn(batch, queries, heads, width, generator=noise, device=DEVICE).to(dtype).transpose(1, 2)
     k, v = (torch.randn(batch, kv_heads, length, width, generator=noise, device=DEVICE).to(dtype) for _ in range(2))
     extent = length - length // 8
     fed = torch.randint(0, 2 * NOW, (length,), generator=noise, device=DEVICE, dtype=torch.int32)
-    fed[: length // 4] = 0
-    fed[length // 4 : length // 2] = NEVER  # many rounds of keys in which nothing is written
+    fed[: length // 3] = 0
+    fed[length // 3 : length // 2] = NEVER  # rounds of keys in which nothing is written
     fed[extent:] = NEVER
     k[:, :, fed > NOW] = v[:, :, fed > NOW] = 1e4
-    empty = (fed > NOW).view(-1, BLOCK).all(1).repeat_interleave(BLOCK)
-    k[:, :, empty] = v[:, :, empty] = torch.nan
-    slots = torch.randint(0, extent, (queries,), generator=noise, device=DEVICE)
+    slots = torch.randint(length // 3, extent, (queries,), generator=noise, device=DEVICE)
     if queries > 1:
         slots[-1] = -1
-    return (q, k, v), _seen(slots, fed, NOW)
+    seen = _seen(slots, fed, NOW)
+    k[:, :, int(seen.extent) * BLOCK :] = v[:, :, int(seen.extent) * BLOCK :] = torch.nan
+    return (q, k, v), seen
 
 
 def _seen(slots: Tensor, fed: Tensor, step: int) -> Visibility:
-    """The rule with its list of blocks, behind which there are numbers that must not be read."""
-    used = (fed <= step).view(-1, BLOCK).any(1).nonzero().flatten().int()
-    blocks = torch.full((len(fed) // BLOCK,), 2**30, dtype=torch.int32, device=DEVICE)
-    blocks[: len(used)] = used
-    return Visibility(slots, fed, _int32(step), blocks, _int32(len(used)))
+    """The rule with its numbers of blocks."""
+    written = (fed <= step).view(-1, BLOCK)
+    least = int(slots[slots >= 0].min())
+    wholly = [bool(one.all()) and (index + 1) * BLOCK <= least + 1 for index, one in enumerate(written)]
+    used = written.any(1).nonzero().flatten().tolist()
+    numbers = ([*wholly, False].index(False), used[-1] + 1 if used else 0)
+    return Visibility(slots, fed, _int32(step), *map(_int32, numbers))
 
 
 def _error(out: Tensor, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility) -> float:
@@ -126,6 +128,22 @@ def test_any_number_of_slots_is_shared_among_the_parts(written: int) -> None:
     assert bool(out.any()) == (written > 0)
 
 
+@pytest.mark.parametrize("processors", [1, 9])
+@pytest.mark.parametrize("whole", [0, 1, 2, 5])
+def test_blocks_that_all_see_wholly_need_no_look_at_their_slots(whole: int, processors: int) -> None:
+    """Of the five that are: any number of them may be named."""
+    (q, k, v), _ = _case((1, 4, 2, 3, 448, 16), torch.float32)
+    fed = torch.full((448,), NEVER, dtype=torch.int32, device=DEVICE)
+    fed[: 5 * BLOCK] = 0
+    fed[5 * BLOCK : 5 * BLOCK + 9] = NOW
+    slots = torch.tensor([5 * BLOCK - 1, 5 * BLOCK + 4, 447], device=DEVICE)
+    seen = _seen(slots, fed, NOW)
+    assert (int(seen.whole), int(seen.extent)) == (5, 6)
+    given = (q, k.nan_to_num(0), v.nan_to_num(0))
+    out = _attend(given, replace(seen, whole=_int32(whole)), processors)
+    assert _error(out, given, seen) < BOUND[torch.float32]
+
+
 @on_gpu
 def test_a_captured_graph_follows_the_step() -> None:
     (q, k, v), seen = _case((1, 8, 2, 4, 320, 64), torch.bfloat16)
@@ -135,17 +153,17 @@ def test_a_captured_graph_follows_the_step() -> None:
     with torch.cuda.graph(graph):
         out = attend(*qkv, seen)
     for step, highest in ((NOW, 100), (NOW - 6, 200), (NOW, 260)):
-        now = _seen(seen.slots_S, seen.fed_L, step)
-        for name in ("step", "blocks", "count"):
-            getattr(seen, name).copy_(getattr(now, name))
         seen.slots_S.random_(0, highest)
+        now = _seen(seen.slots_S, seen.fed_L, step)
+        for name in ("step", "whole", "extent"):
+            getattr(seen, name).copy_(getattr(now, name))
         graph.replay()
         assert _error(out, qkv, seen) < BOUND[torch.bfloat16]
 
 
 @pytest.mark.parametrize("shape", REAL, ids=str)
 @pytest.mark.parametrize("queries", [1, 3, 18, 120])
-def test_one_wave_of_programs_fills_the_gpu(shape: Shape, queries: int) -> None:
+def test_one_or_two_programs_on_each_processor_fill_the_gpu(shape: Shape, queries: int) -> None:
     batch, heads, kv_heads, _, length, width = shape
     q = torch.empty(batch, heads, queries, width, dtype=torch.bfloat16, device="meta")
     k = torch.empty(batch, kv_heads, length, width, dtype=torch.bfloat16, device="meta")
@@ -153,8 +171,10 @@ def test_one_wave_of_programs_fills_the_gpu(shape: Shape, queries: int) -> None:
     rows = queries * heads // kv_heads
     programs = -(-rows // cut.rows) * batch * kv_heads
     assert cut.rows & (cut.rows - 1) == 0 and 16 <= cut.rows <= attention.MAX_ROWS
-    assert cut.parts == 1 or programs * cut.parts <= 132
-    full = programs * (cut.parts + 1) > 132
+    apart = length // BLOCK >= attention.LEAST * 2 * (132 // programs)
+    room = 132 * (2 if apart else 1)
+    assert cut.parts == 1 or programs * cut.parts <= room
+    full = programs * (cut.parts + 1) > room
     assert full or cut.parts in (attention.MAX_PARTS, length // BLOCK)
 
 

@@ -46,32 +46,28 @@ def padded(width: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Table:
     """All steps of one width W, and which of them comes next. A step is one row: what to read, the slots, where to
-    write (W numbers each), the number of the step in its plan, how many blocks of the cache hold anything written, and
-    the numbers of all blocks, those first."""
+    write (W numbers each), the number of the step in its plan, and the two numbers of blocks of its `Visibility`."""
 
     width: int
     rows: Tensor  # (N, numbers of a step)
     cursor: Tensor  # (1,)
 
     def next(self) -> list[Tensor]:
-        """Read, slots, write, step, count and blocks at the cursor, on the device; the cursor moves on."""
+        """Read, slots, write, step, whole and extent at the cursor, on the device; the cursor moves on."""
         row = ops(self.rows).take_row(self.rows, self.cursor)
-        sizes = [self.width] * 3 + [1, 1]
-        return list(row.split([*sizes, len(row) - sum(sizes)]))
+        return list(row.split([self.width] * 3 + [1] * 3))
 
 
 def tables(plan: Plan, device: torch.device) -> dict[int, Table]:
     """The steps of a plan but the first, which feeds the prompt, by padded width."""
     groups: dict[int, list[IntArray]] = defaultdict(list)
-    first_block = _first_fed_blocks(plan)
+    fed = _fed_blocks(plan)
     unused = plan.layout.length  # where outputs go that nobody asked for
     for index, step in enumerate(plan.steps[1:], 1):
         width = padded(len(step.read))
         inputs = (step.read, step.slot, np.where(step.write == NONE, unused, step.write))
         repeated = [np.concatenate([part, np.full(width - len(part), part[0])]) for part in inputs]
-        count = np.count_nonzero(first_block <= index)
-        blocks = np.argsort(first_block > index, kind="stable")
-        groups[width].append(np.concatenate([*repeated, [index, count], blocks]))
+        groups[width].append(np.concatenate([*repeated, [index], _blocks_seen(*fed, index, int(step.slot.min()))]))
     return {
         width: Table(
             width, torch.from_numpy(np.stack(rows)).to(device), torch.zeros(1, dtype=torch.long, device=device)
@@ -80,12 +76,18 @@ def tables(plan: Plan, device: torch.device) -> dict[int, Table]:
     }
 
 
-def _first_fed_blocks(plan: Plan) -> IntArray:
-    """The step that first writes any slot of each block of the cache."""
-    first = plan.first_fed
-    padding = np.full(-len(first) % BLOCK, NEVER, first.dtype)
-    blocks: IntArray = np.concatenate([first, padding]).reshape(-1, BLOCK).min(1)
-    return blocks
+def _fed_blocks(plan: Plan) -> tuple[IntArray, IntArray]:
+    """Of each block of the cache, the steps that first write the first of its slots, and the last of them."""
+    fed = plan.first_fed
+    blocks = np.concatenate([fed, np.full(-len(fed) % BLOCK, NEVER, fed.dtype)]).reshape(-1, BLOCK)
+    return blocks.min(1), blocks.max(1)
+
+
+def _blocks_seen(begun: IntArray, done: IntArray, step: int, least: int) -> tuple[int, int]:
+    """The `whole` and `extent` of a step whose queries have slots from `least` on."""
+    wholly = (done <= step) & (np.arange(1, len(done) + 1) * BLOCK <= least + 1)
+    written = np.flatnonzero(begun <= step)
+    return int(np.argmin([*wholly, False])), int(written[-1]) + 1 if len(written) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +178,8 @@ class Graphs:
 
     def _run(self, table: Table) -> None:
         """What is captured: everything that happens in a step."""
-        read, slot, write, step, count, blocks = table.next()
-        seen = Visibility(slot, self._fed_L, step, blocks, count)
+        read, slot, write, *rest = table.next()
+        seen = Visibility(slot, self._fed_L, *rest)
         memory = DeviceStep(self._cache, seen, self._attend, self._by_slot)
         logits_BSV = self._model(self._tokens_BL[:, read], slot, memory)
         self._tokens_BL.index_copy_(1, write, self._sampler(logits_BSV, write))

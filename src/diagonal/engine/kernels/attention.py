@@ -5,10 +5,11 @@ tile of rows reads each key and value once for all of them. A step has few such 
 keys are cut into parts, one program each (flash-decoding): a program runs an online softmax over its part, and a second
 kernel mixes the parts by their log-sum-exp.
 
-What varies from step to step is read on the device. The parts share the blocks of slots that hold anything written
-(`Visibility.blocks`), so all programs have the same work however little of the cache is filled, and holes that are
-blocks wide cost nothing. Within a block, slots that are not written are read and given no weight: what they hold must
-be finite, as a new cache's zeros are and what earlier steps left.
+What varies from step to step is read on the device. Keys come block by block, in two loops: first the blocks that all
+queries see wholly (`Visibility.whole`), where no single slot is looked at, then the others up to the last written one.
+Each program has its share of both, so that all have the same work however little of the cache is filled. Slots that are
+not written are read and given no weight: what they hold must be finite, as a new cache's zeros are and what earlier
+steps left.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ from diagonal.engine.kernels.visibility import BLOCK, Visibility
 HEAD_DIMS = (16, 32, 64, 128)
 WHOLE = (torch.int32, torch.int64)
 MAX_ROWS = 64  # in one tile
-MAX_PARTS = 64  # one merging program holds a row of all parts at once: 64 * 128 floats
+MAX_PARTS = 64  # that the merging kernel's loop is unrolled for
+PROGRAMS = 2  # on a multiprocessor at a time: one computes while the other waits
+LEAST = 4  # blocks of the cache for each of them, or else there is one program
+MERGED = 8  # rows of a merging program, at most
+HELD = 128  # rows times parts of it: they are loaded at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +41,24 @@ class Tiles:
     rows: int  # of a tile
     keys: int  # of a round: a block, or a part of it
     parts: int  # that the rounds are shared among
-    stages: int  # rounds that are loaded or waited for at a time
 
 
 def tiles(q_BHSD: Tensor, k_BKLD: Tensor, processors: int) -> Tiles:
     """Tile sizes from the shapes alone, so that the grid is the same in every step of a width.
 
-    Measured on an H200 (docs/log.md): tiles of 64 rows, rounds of 64 keys, five stages and one program per processor
-    were the fastest or within 3 % of it, from 1 to 80 queries of Cosmos, MC-AR and WHAM. fp32 products take no tensor
-    core and many registers, so their rounds are smaller.
+    Measured on an H200 (docs/log.md) for steps of Cosmos, MC-AR and WHAM. Wider tiles read keys less often, and are
+    slower all the same: their warps wait for each other. fp32 products take no tensor core and many registers, so their
+    rounds are smaller.
     """
     batch, heads, queries, _ = q_BHSD.shape
     kv_heads, length = k_BKLD.shape[1:3]
     packed = queries * (heads // kv_heads)
     rows = min(MAX_ROWS, max(16, triton.next_power_of_2(packed)))
     exact = k_BKLD.dtype == torch.float32
-    parts = processors // (triton.cdiv(packed, rows) * batch * kv_heads)
-    parts = max(1, min(parts, MAX_PARTS, triton.cdiv(length, BLOCK)))
-    return Tiles(rows, keys=16 if exact else BLOCK, parts=parts, stages=3 if exact else 5)
+    parts, blocks = processors // (triton.cdiv(packed, rows) * batch * kv_heads), triton.cdiv(length, BLOCK)
+    if PROGRAMS * parts * LEAST <= blocks:
+        parts = PROGRAMS * processors // (triton.cdiv(packed, rows) * batch * kv_heads)
+    return Tiles(rows, keys=16 if exact else BLOCK, parts=max(1, min(parts, MAX_PARTS, blocks)))
 
 
 def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, processors: int | None = None) -> Tensor:
@@ -77,7 +82,7 @@ def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, pro
         lse = parts.new_empty(parts.shape[:-1])
     grid = (triton.cdiv(queries * group, cut.rows), batch * kv_heads, cut.parts)
     _attend_kernel[grid](
-        *(q_BHSD, k_BKLD, v_BKLD, seen.slots_S, seen.fed_L, seen.step, seen.blocks, seen.count, parts, lse),
+        *(q_BHSD, k_BKLD, v_BKLD, seen.slots_S, seen.fed_L, seen.step, seen.whole, seen.extent, parts, lse),
         *(queries, length, *q_BHSD.stride()[:3], math.log2(math.e) / math.sqrt(width)),
         K=kv_heads,
         G=group,
@@ -86,13 +91,18 @@ def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, pro
         KEYS=cut.keys,
         BLOCK=BLOCK,
         num_warps=4,
-        num_stages=cut.stages,
     )
     if lse is not None:
         count = batch * queries * heads
-        padded = triton.next_power_of_2(cut.parts)
-        _merge_kernel[(count,)](parts, lse, out_BSHD, count, D=width, PARTS=cut.parts, PADDED=padded)
+        rows = _merged_rows(count, cut.parts, processors)
+        _merge_kernel[(triton.cdiv(count, rows),)](parts, lse, out_BSHD, count, D=width, PARTS=cut.parts, ROWS=rows)
     return out_BSHD.transpose(1, 2)
+
+
+def _merged_rows(count: int, parts: int, processors: int) -> int:
+    """Rows of a merging program: few enough to leave work for all processors, and to hold them of all parts."""
+    busy = triton.next_power_of_2(triton.cdiv(count, processors))
+    return int(min(MERGED, busy, 1 << (HELD // parts).bit_length() - 1))
 
 
 def _check(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> None:
@@ -115,11 +125,26 @@ def _check(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> 
     if len(seen.slots_S) != queries or len(seen.fed_L) != length:
         given = f"{len(seen.slots_S)} slots and {len(seen.fed_L)} fed steps"
         raise ValueError(f"{given} given for {queries} queries and {length} keys; there must be one of each")
-    names = ("slots_S", "fed_L", "step", "blocks", "count")
-    numbers = dict(zip(names, (seen.slots_S, seen.fed_L, seen.step, seen.blocks, seen.count), strict=True))
+    numbers = {name: getattr(seen, name) for name in ("slots_S", "fed_L", "step", "whole", "extent")}
     wrong = [name for name, one in numbers.items() if one.dtype not in WHOLE or not one.is_contiguous()]
     if wrong:
         raise ValueError(f"{', '.join(wrong)} given otherwise; they must be contiguous, of int32 or int64")
+
+
+STAGES = tl.constexpr(3)  # rounds that are loaded or waited for at a time
+FEW = tl.constexpr(6)  # rounds of a program
+
+
+@triton.jit
+def _mix(score, v_at, top, total, mixed, scale):  # type: ignore[no-untyped-def]
+    """A round of the online softmax: the greatest score so far, the sum of weights, and the mixture of values."""
+    new_top = tl.maximum(top, tl.max(score, 1) * scale)
+    weight = tl.exp2(score * scale - new_top[:, None])  # one instruction for product and difference
+    decay = tl.exp2(top - new_top)
+    v_LD = tl.load(v_at)
+    total = total * decay + tl.sum(weight, 1)
+    mixed = tl.dot(weight.to(v_LD.dtype), v_LD, mixed * decay[:, None], input_precision="ieee")
+    return new_top, total, mixed
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -130,8 +155,8 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     slots,
     fed,
     step,
-    blocks,
-    count,
+    whole,
+    extent,
     out,  # (parts, B, S, H, D)
     lse,  # (parts, B, S, H), None for a single part
     S,
@@ -160,35 +185,33 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     slot = tl.load(slots + query, mask=real, other=-1).to(tl.int32)
     now = tl.load(step).to(tl.int32)
 
-    # The parts share the rounds evenly.
-    rounds, parts = tl.load(count).to(tl.int32) * (BLOCK // KEYS), tl.num_programs(2)
     k += head * L * D
     v += head * L * D
     top = tl.full([ROWS], -1.0e30, tl.float32)  # finite: with nothing seen so far, weights are 0 and not NaN
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, D], tl.float32)
-    for number in range(rounds * part // parts, rounds * (part + 1) // parts):
-        block = tl.load(blocks + number // (BLOCK // KEYS)).to(tl.int32)
-        start = block * BLOCK + number % (BLOCK // KEYS) * KEYS
-        key = start + tl.arange(0, KEYS)
+    parts = tl.num_programs(2)
+    rounds = tl.load(extent).to(tl.int32) * (BLOCK // KEYS)
+    plain = tl.load(whole).to(tl.int32) * (BLOCK // KEYS)
+    plain = tl.where(rounds < FEW * parts, 0, plain)  # to begin two loops takes longer than a few looks
+    for number in tl.range(plain * part // parts, plain * (part + 1) // parts, num_stages=STAGES):
+        at = (number * KEYS + tl.arange(0, KEYS))[:, None] * D + column
+        score = tl.dot(q_RD, tl.trans(tl.load(k + at)), input_precision="ieee")
+        top, total, mixed = _mix(score, v + at, top, total, mixed, scale)
+    rest = rounds - plain
+    for number in tl.range(rest * part // parts, rest * (part + 1) // parts, num_stages=STAGES):
+        key = (plain + number) * KEYS + tl.arange(0, KEYS)
         written = tl.load(fed + key) <= now
         at = key[:, None] * D + column
-        k_LD = tl.load(k + at)
-        score = tl.dot(q_RD, tl.trans(k_LD), input_precision="ieee") * scale
+        score = tl.dot(q_RD, tl.trans(tl.load(k + at)), input_precision="ieee")
         score = tl.where(written[None, :] & (key[None, :] <= slot[:, None]), score, float("-inf"))
-        new_top = tl.maximum(top, tl.max(score, 1))
-        weight = tl.exp2(score - new_top[:, None])
-        decay = tl.exp2(top - new_top)
-        v_LD = tl.load(v + at)
-        total = total * decay + tl.sum(weight, 1)
-        mixed = tl.dot(weight.to(v.dtype.element_ty), v_LD, mixed * decay[:, None], input_precision="ieee")
-        top = new_top
+        top, total, mixed = _mix(score, v + at, top, total, mixed, scale)
 
-    seen = total > 0
+    seen = (total > 0) & (slot >= 0)  # a row of padding sees nothing
     total = tl.where(seen, total, 1.0)
     batches = tl.num_programs(1) // K
     entry = ((part * batches + batch) * S + query) * (K * G) + head_of_row
-    mixed = (mixed / total[:, None]).to(out.dtype.element_ty)
+    mixed = tl.where(seen[:, None], mixed / total[:, None], 0.0).to(out.dtype.element_ty)
     tl.store(out + entry[:, None] * D + column, mixed, mask=real[:, None])
     if lse is not None:
         tl.store(lse + entry, tl.where(seen, top + tl.log2(total), float("-inf")), mask=real)
@@ -202,17 +225,20 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     N,
     D: tl.constexpr,
     PARTS: tl.constexpr,
-    PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    """One row: the parts' mixtures, weighted by the softmax of their log-sum-exps. A part that saw nothing has -inf."""
-    row = tl.program_id(0)
-    part = tl.arange(0, PADDED)
-    column = tl.arange(0, D)
-    entry = part.to(tl.int64) * N + row
-    log_weight = tl.load(lse + entry, mask=part < PARTS, other=float("-inf"))
-    mixed = tl.load(parts + entry[:, None] * D + column, mask=part[:, None] < PARTS, other=0.0)
-    top = tl.max(log_weight, 0)
-    weight = tl.exp2(log_weight - tl.where(top == float("-inf"), 0.0, top))
-    total = tl.sum(weight, 0)
-    row_D = tl.sum(mixed * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
-    tl.store(out + row.to(tl.int64) * D + column, row_D.to(out.dtype.element_ty))
+    """Some rows: the parts' mixtures, weighted by the softmax of their log-sum-exps, -inf where a part saw nothing."""
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
+    real = row < N
+    top = tl.full([ROWS], -1.0e30, tl.float32)  # finite: rows that saw nothing get weights of 0
+    for part in tl.static_range(PARTS):
+        top = tl.maximum(top, tl.load(lse + part * N + row, mask=real, other=float("-inf")))
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, D], tl.float32)
+    for part in tl.static_range(PARTS):  # no load waits for another
+        weight = tl.exp2(tl.load(lse + part * N + row, mask=real, other=float("-inf")) - top)
+        at = (tl.cast(part, tl.int64) * N + row)[:, None] * D + column
+        mixed += weight[:, None] * tl.load(parts + at, mask=real[:, None], other=0.0)
+        total += weight
+    mixed /= tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(out + row.to(tl.int64)[:, None] * D + column, mixed.to(out.dtype.element_ty), mask=real[:, None])

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-QUERIES, KEYS, WARPS, STAGES = 128, 64, 8, 2  # of a program: its queries, the keys of a round, and how they are run
+QUERIES, KEYS, WARPS, STAGES = 64, 32, 4, 3  # of a program: its queries, the keys of a round, and how they are run
 EXACT_KEYS = 16  # of a round in float32, whose products take no tensor core and many registers
 WIDTHS = (16, 32, 64, 128)  # of a head
 WHOLE = (torch.int32, torch.int64)

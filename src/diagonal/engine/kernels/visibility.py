@@ -24,15 +24,16 @@ class Visibility:
 
     `slots_S` is the slot of each query; a negative one marks a padding row, which sees nothing. `fed_L` is the step
     that first writes each slot, and `step` (one element) the current one: a query sees the slots up to its own that
-    were written. `blocks` begins with the numbers of all blocks of slots that hold any written one, and `count` (one
-    element) says how many they are: the others are never read. All are whole numbers of 32 or 64 bits.
+    were written. Two numbers of blocks (one element each) save work: all queries but padding see all of the first
+    `whole` blocks, so nobody need look at their slots one by one; and from block `extent` on nothing is written. All
+    are whole numbers of 32 or 64 bits.
     """
 
     slots_S: Tensor
     fed_L: Tensor
     step: Tensor
-    blocks: Tensor
-    count: Tensor
+    whole: Tensor
+    extent: Tensor
 
     def mask(self) -> Tensor:
         """The rule as a matrix (S, L): True where a query sees a slot."""
