@@ -37,10 +37,11 @@ HEADINGS = (
     "commit",
 )
 VIDEO_HEADINGS = (
-    *("model", "schedule", "device", "dtype", "weights", "frames", "calls", "ms a call", "floor ms", "times floor"),
-    *("FPS", "FPS with pixels", "first frame ms", "peak GB", "commit"),
+    *("model", "schedule", "device", "dtype", "weights", "frames", "prompt", "calls", "ms a call", "floor ms"),
+    *("times floor", "FPS", "FPS with pixels", "first frame ms", "peak GB", "commit"),
 )
 STAR = "\\*"
+NOTHING = "none"  # the decoder of a case without pixels
 NOTE = f"{STAR} derived: only the first steps were measured, and the frame rate takes the others to be like them."
 
 
@@ -60,9 +61,12 @@ def markdown(cases: Sequence[dict[str, Any]]) -> str:
 
 
 def _tokens(cases: Sequence[dict[str, Any]]) -> str:
-    """The table of token models."""
+    """The table of token models. Of a case that several files have, with pixels or without, the newest counts."""
     if not cases:
         return ""
+    same = ("device", "model", "schedule", "weights", "frames", "known")
+    newest = {(numbers(one), one["fps_with_tokenizer"] is None, *(one[key] for key in same)): one for one in cases}
+    cases = list(newest.values())
     ordered = sorted(cases, key=lambda case: (*_setting(case), -case["steps"]))
     lines = ["| " + " | ".join(HEADINGS) + " |", "|---" * len(HEADINGS) + "|"]
     lines += ["| " + " | ".join(_cells(case, cases)) + " |" for case in ordered]
@@ -70,11 +74,17 @@ def _tokens(cases: Sequence[dict[str, Any]]) -> str:
 
 
 def _videos(cases: Sequence[dict[str, Any]]) -> str:
-    """The table of diffusion models. Of a case that several files have, the newest counts."""
+    """The table of diffusion models. Of a case that several files have, the newest counts; one that decodes nothing
+    is left out where a newer one does: that has the same number."""
     if not cases:
         return ""
-    same = ("device", "model", "preset", "schedule", "decoder", "weights", "frames", "width", "height")
-    cases = list({(numbers(case), *(case[key] for key in same)): case for case in cases}.values())
+    same = ("device", "model", "preset", "schedule", "weights", "frames", "width", "height")
+    newest: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for case in cases:
+        decoders = newest.setdefault((numbers(case), *(case[key] for key in same)), {})
+        decoders.pop(NOTHING, None)
+        decoders[case["decoder"]] = case
+    cases = [case for decoders in newest.values() for case in decoders.values()]
     lines = ["| " + " | ".join(VIDEO_HEADINGS) + " |", "|---" * len(VIDEO_HEADINGS) + "|"]
     for case in sorted(cases, key=lambda case: (case["device"], case["model"], case["preset"], case["decoder"])):
         pixels = case["fps_with_tokenizer"]
@@ -83,6 +93,7 @@ def _videos(cases: Sequence[dict[str, Any]]) -> str:
             f"`{case['schedule'].removeprefix('diagonal:steps=').split(',')[0]}` ({case['preset']})",
             *(case["device"], case["dtype"], case["weights"]),
             f"{case['frames']} of {case['width']}x{case['height']}",
+            f"{case['text_rows']} rows" if "text_rows" in case else "",
             *(f"{case['steps']}", f"{case['mean_ms']:.1f}", f"{case['floor_ms']:.1f}", f"{case['floor_ratio']:.2f}"),
             f"{case['fps']:.1f}",
             "" if pixels is None else f"{pixels:.1f} ({case['decoder']})",

@@ -262,8 +262,25 @@ def test_of_a_video_case_that_several_files_have_the_newest_is_shown(tmp_path: P
     ]
     for day, some in (("15", cases[:2]), ("16", cases[2:])):
         (tmp_path / f"2026-11-{day}.json").write_text(json.dumps({"kind": "bench", "cases": some}))
-    shown = [line.split("|")[11].strip() for line in table.markdown(table.read(tmp_path)).splitlines()[2:]]
-    assert shown == ["3.0", "2.0"]
+    assert _video_rows(tmp_path) == ["3.0", "2.0"]
+    newer = [result("2", 4, 17, **about | {"decoder": "preview", "text_rows": 128})]
+    (tmp_path / "2026-11-17.json").write_text(json.dumps({"kind": "bench", "cases": newer}))
+    assert _video_rows(tmp_path) == ["4.0", "2.0"]  # what it says of latents alone is newer too
+
+
+def _video_rows(folder: Path) -> list[str]:
+    lines = table.markdown(table.read(folder)).splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    fps = [cell.strip() for cell in lines[0].split("|")].index("FPS")
+    return [line.split("|")[fps].strip() for line in lines[2:]]
+
+
+def test_of_a_token_case_that_several_files_have_the_newest_with_and_without_pixels_is_shown(tmp_path: Path) -> None:
+    old = [result("raster", 1, 90), result("raster", 2, 90, fps_with_tokenizer=1.5)]
+    for day, some in (("15", old), ("16", [result("raster", 3, 90)])):
+        (tmp_path / f"2026-11-{day}.json").write_text(json.dumps({"kind": "bench", "cases": some}))
+    shown = [line.split("|")[11].strip() for line in table.markdown(table.read(tmp_path)).splitlines()[2:4]]
+    assert sorted(shown) == ["2.00", "3.00"]
 
 
 def test_the_table_goes_between_its_marks_and_can_be_renewed(tmp_path: Path) -> None:
