@@ -1,11 +1,12 @@
-"""Where a model computes, and in which numbers."""
+"""Where a model computes, in which numbers, and how its kernels lie there."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def find_dtype(name: str, device: torch.device | str) -> torch.dtype:
@@ -40,3 +41,11 @@ def sent(numbers: Any, device: torch.device, dtype: torch.dtype | None = None) -
     and then it has nothing to do."""
     here = torch.as_tensor(numbers, dtype=dtype)
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
+
+
+def kernels_last(codec: nn.Module, dims: Sequence[int] = (4, 5)) -> None:
+    """Lay the kernels of convolutions, of so many dimensions, out as the frames are: or each call would do it anew."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    for parameter in codec.parameters():
+        if parameter.ndim in dims:
+            parameter.data = parameter.data.contiguous(memory_format=formats[parameter.ndim])

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from diagonal import weights as checkpoint
-from diagonal.devices import check_device
+from diagonal.devices import check_device, kernels_last
 from diagonal.engine.captured import Captured
 from diagonal.engine.denoise import Chunk, Gaussian, Settings, Text, denoise
 from diagonal.engine.protocols import DiffusionVariant
@@ -329,13 +329,5 @@ def load(
         module.to(device=device, dtype=dtype).eval().requires_grad_(False)
     if device.type == "cuda":
         for codec in filter(None, (parts.vae, parts.preview)):
-            _channels_last(codec)
+            kernels_last(codec)
     return VideoModel(name, variant, checkpoint.RANDOM if source.random else label, parts)
-
-
-def _channels_last(codec: torch.nn.Module) -> None:
-    """Lay the kernels of convolutions out as the frames are: otherwise each call would do it anew."""
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    for parameter in codec.parameters():
-        if parameter.ndim in formats:
-            parameter.data = parameter.data.contiguous(memory_format=formats[parameter.ndim])

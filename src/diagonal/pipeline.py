@@ -23,6 +23,7 @@ from diagonal import diffusion
 from diagonal import weights as checkpoint
 from diagonal.devices import check_device as check_device
 from diagonal.devices import find_dtype as find_dtype
+from diagonal.devices import kernels_last
 from diagonal.diffusion import VideoModel
 from diagonal.engine.decode import Video, plans, spans
 from diagonal.engine.protocols import ActionSpace, DiffusionVariant, Sampling, Variant
@@ -356,6 +357,8 @@ def _load_world(
         _fill(world, state, separate)
     for module in (world.model, world.tokenizer):
         module.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    if device.type == "cuda":
+        kernels_last(world.tokenizer, dims=(5,))  # those of pictures work on frames that are laid out otherwise
     return world
 
 

@@ -281,8 +281,9 @@ def test_decoded_pixels_are_the_recorded_ones_whole_and_streamed(
 
 
 def test_the_haar_transform_is_the_recorded_one(clips: dict[str, Tensor]) -> None:
-    pixels = _video(clips, "a").transpose(1, 2) / 127.5 - 1
-    _close(tokenizer.haar(tokenizer.haar(tokenizer.repeat_first(pixels, 3))), clips["a.patched"], atol=1e-6)
+    pixels = _video(clips, "a").permute(0, 1, 3, 4, 2) / 127.5 - 1
+    bands_BTHWC = tokenizer.haar(tokenizer.haar(tokenizer.repeat_first(pixels, 3)))
+    _close(bands_BTHWC.permute(0, 4, 1, 2, 3), clips["a.patched"], atol=1e-6)
 
 
 def test_nine_frames_have_the_same_ids_alone_and_before_others(

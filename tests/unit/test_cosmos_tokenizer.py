@@ -85,8 +85,8 @@ def test_the_state_does_not_grow_with_the_video(coder: CosmosTokenizer):
         coder.pixels(frame, state)
         sizes.append(sum(value.numel() for value in state.values()))
     assert sizes[0] < sizes[3] == sizes[8]
-    assert state["mid.attn_1.1.k"].shape[2] == TINY.window - 1
-    assert all(value.shape[2] == 2 for name, value in state.items() if "attn" not in name)
+    assert state["mid.attn_1.1.k"].shape[1] == TINY.window - 1
+    assert all(value.shape[1] == 2 for name, value in state.items() if "attn" not in name)
 
 
 def test_the_window_bounds_attention_and_leaves_published_lengths_alone():
@@ -121,11 +121,12 @@ def test_extreme_latents_stay_in_the_codebook(coder: CosmosTokenizer):
 
 
 def test_the_haar_transform_comes_back_and_its_first_band_is_the_mean():
-    video = torch.randn(2, 3, 4, 6, 8, generator=torch.Generator().manual_seed(0))
+    video = torch.randn(2, 4, 6, 8, 3, generator=torch.Generator().manual_seed(0))
     bands = haar(video)
-    assert bands.shape == (2, 24, 2, 3, 4)
+    assert bands.shape == (2, 2, 3, 4, 24)
     torch.testing.assert_close(unhaar(bands), video)
-    torch.testing.assert_close(bands[:, :3], torch.nn.functional.avg_pool3d(video, 2))
+    means = torch.nn.functional.avg_pool3d(video.permute(0, 4, 1, 2, 3), 2)
+    torch.testing.assert_close(bands[..., :3], means.permute(0, 2, 3, 4, 1))
 
 
 def test_a_clip_has_one_token_frame_and_one_for_each_eight_frames(coder: CosmosTokenizer):

@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diagonal.engine.kernels import ops
 from diagonal.engine.protocols import WeightMap
 from diagonal.tokenizers.radix import digits, number
-from diagonal.tokenizers.streaming import Past, Steps, check_clip, numbered
+from diagonal.tokenizers.streaming import Past, Steps, check_clip, numbered, per_frame, pointwise, twice_the_sides
 
 HAAR = 2  # levels of the Haar transform: each halves time and both sides of a frame
 PIXEL = 3 * 8**HAAR  # channels after it
@@ -57,13 +58,17 @@ class Config:
         return CosmosTokenizer(self)
 
 
-def repeat_first(x_BCTHW: Tensor, count: int) -> Tensor:
+def repeat_first(x_BTHWC: Tensor, count: int) -> Tensor:
     """`count` more copies of the first frame in front."""
-    return torch.cat([x_BCTHW[:, :, :1].expand(-1, -1, count, -1, -1), x_BCTHW], dim=2)
+    return torch.cat([x_BTHWC[:, :1].expand(-1, count, -1, -1, -1), x_BTHWC], dim=1)
 
 
 class Conv(nn.Module):
-    """A convolution over a frame, `kernel` = (1, s), or over time, (t, 1); before a video stand copies of its start."""
+    """A convolution over a frame, `kernel` = (1, s), or over time, (t, 1); before a video stand copies of its start.
+
+    Both are torch's convolutions of pictures, which are its fastest: over time, a clip is a picture whose rows are
+    frames and whose columns are the places of a frame.
+    """
 
     def __init__(self, inputs: int, outputs: int, kernel: tuple[int, int], stride: int = 1, padding: int = 0) -> None:
         super().__init__()
@@ -72,11 +77,18 @@ class Conv(nn.Module):
         self.earlier = time - strides[0] if time > 1 else 0  # frames needed from before the first new one
         self.conv3d = nn.Conv3d(inputs, outputs, (time, side, side), strides, (0, padding, padding))
 
-    def forward(self, x_BCTHW: Tensor, past: Past) -> Tensor:
-        if self.earlier:
-            x_BCTHW = repeat_first(x_BCTHW, self.earlier) if past.start else x_BCTHW
-            x_BCTHW = past.join(x_BCTHW, self.earlier, dim=2)
-        out: Tensor = self.conv3d(x_BCTHW)
+    def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
+        conv = self.conv3d
+        if conv.kernel_size == (1, 1, 1):
+            return pointwise(conv, x_BTHWC)
+        if conv.kernel_size[0] == 1:
+            weight, stride, padding = conv.weight[:, :, 0], conv.stride[1:], conv.padding[1:]
+            return per_frame(lambda x: F.conv2d(x, weight, conv.bias, stride, padding), x_BTHWC)
+        x_BTHWC = repeat_first(x_BTHWC, self.earlier) if past.start else x_BTHWC
+        x_BTHWC = past.join(x_BTHWC, self.earlier, dim=1)
+        x_BCTN = x_BTHWC.flatten(2, 3).permute(0, 3, 1, 2)
+        out_BCTN = F.conv2d(x_BCTN, conv.weight[..., 0], conv.bias, (conv.stride[0], 1))
+        out: Tensor = out_BCTN.permute(0, 2, 3, 1).unflatten(2, x_BTHWC.shape[2:4])
         return out
 
 
@@ -86,16 +98,14 @@ def pair(inputs: int, outputs: int) -> Steps:
 
 
 class FrameNorm(nn.Module):
-    """Group norm with one group, each frame by itself."""
+    """Group norm with one group, each frame by itself; with SiLU behind it where that is asked for."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.norm = nn.GroupNorm(1, channels, eps=1e-6)
 
-    def forward(self, x_BCTHW: Tensor) -> Tensor:
-        x_BTCHW = x_BCTHW.transpose(1, 2)
-        normed: Tensor = self.norm(x_BTCHW.flatten(0, 1)).unflatten(0, x_BTCHW.shape[:2])
-        return normed.transpose(1, 2)
+    def forward(self, x_BTHWC: Tensor, silu: bool = False) -> Tensor:
+        return ops(x_BTHWC).frame_norm(x_BTHWC, self.norm.weight, self.norm.bias, self.norm.eps, silu)
 
 
 class Residual(nn.Module):
@@ -107,10 +117,10 @@ class Residual(nn.Module):
         self.norm2, self.conv2 = FrameNorm(outputs), pair(outputs, outputs)
         self.nin_shortcut = Conv(inputs, outputs, (1, 1)) if inputs != outputs else None
 
-    def forward(self, x_BCTHW: Tensor, past: Past) -> Tensor:
-        h = self.conv1(F.silu(self.norm1(x_BCTHW)), past / "conv1")
-        h = self.conv2(F.silu(self.norm2(h)), past / "conv2")
-        out: Tensor = h + (x_BCTHW if self.nin_shortcut is None else self.nin_shortcut(x_BCTHW, past))
+    def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
+        h = self.conv1(self.norm1(x_BTHWC, silu=True), past / "conv1")
+        h = self.conv2(self.norm2(h, silu=True), past / "conv2")
+        out: Tensor = h + (x_BTHWC if self.nin_shortcut is None else self.nin_shortcut(x_BTHWC, past))
         return out
 
 
@@ -123,30 +133,22 @@ class Attention(nn.Module):
         self.norm = FrameNorm(channels)
         self.q, self.k, self.v, self.proj_out = (Conv(channels, channels, (1, 1)) for _ in range(4))
 
-    def forward(self, x_BCTHW: Tensor, past: Past) -> Tensor:
-        h = self.norm(x_BCTHW)
-        q, k, v = self.q(h, past), self.k(h, past), self.v(h, past)
-        mixed = _in_frames(q, k, v) if self.window is None else _over_time(q, k, v, past, self.window)
-        out: Tensor = x_BCTHW + self.proj_out(mixed, past)
+    def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
+        h = self.norm(x_BTHWC)
+        q, k, v = (layer(h, past).flatten(2, 3) for layer in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v) if self.window is None else self._over_time(q, k, v, past)
+        out: Tensor = x_BTHWC + self.proj_out(mixed.unflatten(2, x_BTHWC.shape[2:4]), past)
         return out
 
-
-def _in_frames(q_BCTHW: Tensor, k_BCTHW: Tensor, v_BCTHW: Tensor) -> Tensor:
-    """Every place attends to all places of its frame."""
-    q, k, v = (part.permute(0, 2, 3, 4, 1).flatten(2, 3) for part in (q_BCTHW, k_BCTHW, v_BCTHW))
-    mixed: Tensor = F.scaled_dot_product_attention(q, k, v).unflatten(2, q_BCTHW.shape[3:])
-    return mixed.permute(0, 4, 1, 2, 3)
-
-
-def _over_time(q_BCTHW: Tensor, k_BCTHW: Tensor, v_BCTHW: Tensor, past: Past, window: int) -> Tensor:
-    """Every place attends to itself in the newest `window` frames up to its own."""
-    keys, values = ((past / n).join(x, window - 1, dim=2) for n, x in (("k", k_BCTHW), ("v", v_BCTHW)))
-    q, k, v = (part.permute(0, 3, 4, 2, 1).flatten(1, 2) for part in (q_BCTHW, keys, values))
-    frame = torch.arange(k.shape[2], device=k.device)
-    back = frame[k.shape[2] - q.shape[2] :, None] - frame  # frames from query back to key
-    seen = (back >= 0) & (back < window)
-    mixed: Tensor = F.scaled_dot_product_attention(q, k, v, attn_mask=seen).unflatten(1, q_BCTHW.shape[3:])
-    return mixed.permute(0, 4, 3, 1, 2)
+    def _over_time(self, q_BTNC: Tensor, k_BTNC: Tensor, v_BTNC: Tensor, past: Past) -> Tensor:
+        """Every place attends to itself in the newest `window` frames up to its own."""
+        assert self.window is not None
+        keys, values = ((past / n).join(x, self.window - 1, dim=1) for n, x in (("k", k_BTNC), ("v", v_BTNC)))
+        q, k, v = (part.transpose(1, 2) for part in (q_BTNC, keys, values))
+        frame = torch.arange(k.shape[2], device=k.device)
+        back = frame[k.shape[2] - q.shape[2] :, None] - frame  # frames from query back to key
+        seen = (back >= 0) & (back < self.window)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2)
 
 
 def middle(channels: int, window: int) -> Steps:
@@ -166,13 +168,13 @@ class Downsample(nn.Module):
         self.conv2 = Conv(channels, channels, (3, 1), stride=2) if time else None
         self.conv3 = Conv(channels, channels, (1, 1))
 
-    def forward(self, x_BCTHW: Tensor, past: Past) -> Tensor:
-        mean = x_BCTHW.unflatten(4, (-1, 2)).unflatten(3, (-1, 2)).mean((4, 6))
-        x_BCTHW = self.conv1(F.pad(x_BCTHW, (0, 1, 0, 1)), past) + mean
+    def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
+        mean = x_BTHWC.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).mean((3, 5))
+        x_BTHWC = self.conv1(F.pad(x_BTHWC, (0, 0, 0, 1, 0, 1)), past) + mean
         if self.conv2 is not None:
-            x_BCTHW = repeat_first(x_BCTHW, 1) if past.start else x_BCTHW
-            x_BCTHW = self.conv2(x_BCTHW, past / "conv2") + x_BCTHW.unflatten(2, (-1, 2)).mean(3)
-        out: Tensor = self.conv3(x_BCTHW, past)
+            x_BTHWC = repeat_first(x_BTHWC, 1) if past.start else x_BTHWC
+            x_BTHWC = self.conv2(x_BTHWC, past / "conv2") + x_BTHWC.unflatten(1, (-1, 2)).mean(2)
+        out: Tensor = self.conv3(x_BTHWC, past)
         return out
 
 
@@ -185,12 +187,12 @@ class Upsample(nn.Module):
         self.conv2 = Conv(channels, channels, (1, 3), padding=1)
         self.conv3 = Conv(channels, channels, (1, 1))
 
-    def forward(self, x_BCTHW: Tensor, past: Past) -> Tensor:
+    def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
         if self.conv1 is not None:
-            x_BCTHW = x_BCTHW.repeat_interleave(2, dim=2)[:, :, 1 if past.start else 0 :]
-            x_BCTHW = x_BCTHW + self.conv1(x_BCTHW, past / "conv1")
-        x_BCTHW = x_BCTHW.repeat_interleave(2, dim=3).repeat_interleave(2, dim=4)
-        out: Tensor = self.conv3(x_BCTHW + self.conv2(x_BCTHW, past), past)
+            x_BTHWC = x_BTHWC.repeat_interleave(2, dim=1)[:, 1 if past.start else 0 :]
+            x_BTHWC = x_BTHWC + self.conv1(x_BTHWC, past / "conv1")
+        x_BTHWC = twice_the_sides(x_BTHWC)
+        out: Tensor = self.conv3(x_BTHWC + self.conv2(x_BTHWC, past), past)
         return out
 
 
@@ -215,12 +217,12 @@ class Encoder(nn.Module):
         self.mid = middle(channels[-1], config.window)
         self.norm_out, self.conv_out = FrameNorm(channels[-1]), pair(channels[-1], config.latent)
 
-    def forward(self, x_BCTHW: Tensor, past: Past) -> Tensor:
-        x_BCTHW = repeat_first(x_BCTHW, 2**HAAR - 1) if past.start else x_BCTHW
+    def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
+        x_BTHWC = repeat_first(x_BTHWC, 2**HAAR - 1) if past.start else x_BTHWC
         for _ in range(HAAR):
-            x_BCTHW = haar(x_BCTHW)
-        h = self.mid(self.down(self.conv_in(x_BCTHW, past / "conv_in"), past / "down"), past / "mid")
-        out: Tensor = self.conv_out(F.silu(self.norm_out(h)), past / "conv_out")
+            x_BTHWC = haar(x_BTHWC)
+        h = self.mid(self.down(self.conv_in(x_BTHWC, past / "conv_in"), past / "down"), past / "mid")
+        out: Tensor = self.conv_out(self.norm_out(h, silu=True), past / "conv_out")
         return out
 
 
@@ -239,29 +241,29 @@ class Decoder(nn.Module):
             before = after
         self.norm_out, self.conv_out = FrameNorm(channels[0]), pair(channels[0], PIXEL)
 
-    def forward(self, z_BCTHW: Tensor, past: Past) -> Tensor:
-        h = self.up(self.mid(self.conv_in(z_BCTHW, past / "conv_in"), past / "mid"), past / "up")
-        h = self.conv_out(F.silu(self.norm_out(h)), past / "conv_out")
+    def forward(self, z_BTHWC: Tensor, past: Past) -> Tensor:
+        h = self.up(self.mid(self.conv_in(z_BTHWC, past / "conv_in"), past / "mid"), past / "up")
+        h = self.conv_out(self.norm_out(h, silu=True), past / "conv_out")
         for _ in range(HAAR):
             h = unhaar(h)
-        pixels: Tensor = h[:, :, 2**HAAR - 1 if past.start else 0 :]
+        pixels: Tensor = h[:, 2**HAAR - 1 if past.start else 0 :]
         return pixels
 
 
-def haar(x_BCTHW: Tensor) -> Tensor:
+def haar(x_BTHWC: Tensor) -> Tensor:
     """Means and half differences of neighbours along time, height and width: 8 bands of C channels, all halved."""
-    x: Tensor = x_BCTHW.unflatten(4, (-1, 2)).unflatten(3, (-1, 2)).unflatten(2, (-1, 2))
-    for axis in (3, 5, 7):
+    x: Tensor = x_BTHWC.unflatten(3, (-1, 2)).unflatten(2, (-1, 2)).unflatten(1, (-1, 2))
+    for axis in (2, 4, 6):
         x = _sum_and_difference(x, axis)
-    return x.permute(0, 3, 5, 7, 1, 2, 4, 6).flatten(1, 4) / 8
+    return x.permute(0, 1, 3, 5, 2, 4, 6, 7).flatten(4) / 8
 
 
-def unhaar(x_BCTHW: Tensor) -> Tensor:
+def unhaar(x_BTHWC: Tensor) -> Tensor:
     """The inverse of `haar`."""
-    x: Tensor = x_BCTHW.unflatten(1, (2, 2, 2, -1))
-    for axis in (1, 2, 3):
+    x: Tensor = x_BTHWC.unflatten(4, (2, 2, 2, -1))
+    for axis in (4, 5, 6):
         x = _sum_and_difference(x, axis)
-    return x.permute(0, 4, 5, 1, 6, 2, 7, 3).flatten(6, 7).flatten(4, 5).flatten(2, 3)
+    return x.permute(0, 1, 4, 2, 5, 3, 6, 7).flatten(5, 6).flatten(3, 4).flatten(1, 2)
 
 
 def _sum_and_difference(x: Tensor, axis: int) -> Tensor:
@@ -304,10 +306,10 @@ class CosmosTokenizer(nn.Module):
 
     def latents(self, video_BTCHW: Tensor) -> Tensor:
         """What is quantised, (B, C, token frames, rows, cols), of a whole clip."""
-        x_BCTHW = video_BTCHW.transpose(1, 2).to(self.quant_conv.conv3d.weight.dtype) / 127.5 - 1
+        x_BTHWC = video_BTCHW.permute(0, 1, 3, 4, 2).contiguous().to(self.quant_conv.conv3d.weight.dtype) / 127.5 - 1
         past = Past(None, start=True)
-        latents: Tensor = self.quant_conv(self.encoder(x_BCTHW, past), past)
-        return latents
+        latents_BTHWC: Tensor = self.quant_conv(self.encoder(x_BTHWC, past), past)
+        return latents_BTHWC.permute(0, 4, 1, 2, 3)
 
     def ids(self, latents_BCTHW: Tensor) -> Tensor:
         """Squash each channel to its levels, round, and number the result."""
@@ -334,9 +336,9 @@ class CosmosTokenizer(nn.Module):
     def pixels(self, tokens_BTHW: Tensor, state: MutableMapping[str, Tensor]) -> Tensor:
         """Decoded frames in about [-1, 1], (B, T, C, height, width)."""
         past = Past(state, start=not state)
-        latents = self.post_quant_conv(self.codes(tokens_BTHW), past)
-        frames_BCTHW: Tensor = self.decoder(latents, past)
-        return frames_BCTHW.transpose(1, 2)
+        codes_BTHWC = self.codes(tokens_BTHW).permute(0, 2, 3, 4, 1)
+        frames_BTHWC: Tensor = self.decoder(self.post_quant_conv(codes_BTHWC, past), past)
+        return frames_BTHWC.permute(0, 1, 4, 2, 3)
 
 
 VARIANTS = {

@@ -1,9 +1,9 @@
 """What causal tokenizers share: the memory that carries a video from call to call, the layout of frames between layers,
 and the checks of what they are given.
 
-Layers of the Wan VAE and of TAEHV hold frames as (B, T, H, W, C), contiguous: what torch calls channels last. There a
-norm reads neighbours, and a 1x1 convolution is a matrix product. `per_frame` and `over_time` hand frames to torch's own
-convolutions as views.
+Layers of Cosmos' tokenizer, the Wan VAE and TAEHV hold frames as (B, T, H, W, C), contiguous: what torch calls channels
+last. There a norm reads neighbours, and a 1x1 convolution is a matrix product. `per_frame` and `over_time` hand frames
+to torch's own convolutions as views.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ class Ops(Protocol):
 
     def norm_silu(self, x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor: ...
 
+    def frame_norm(self, x_BTHWC: Tensor, weight: Tensor, bias: Tensor, eps: float, silu: bool) -> Tensor: ...
+
     def add_bias(self, x: Tensor, bias: Tensor, other: Tensor) -> Tensor: ...
 
     def fp8_linear(
@@ -59,8 +61,8 @@ def usable(device: torch.device) -> bool:
 
 
 def able(x: Tensor) -> bool:
-    """Whether the kernels, which know no gradient, serve a tensor."""
-    return x.is_cuda and not torch.is_grad_enabled() and usable(x.device)
+    """Whether the kernels, which know no gradient, serve a tensor. torch.compile gets plain torch, and makes its own."""
+    return x.is_cuda and not torch.is_grad_enabled() and not torch.compiler.is_compiling() and usable(x.device)
 
 
 def ops(x: Tensor) -> Ops:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import int8, plain
+from diagonal.engine.kernels.frames import frame_norm as frame_norm
 from diagonal.engine.kernels.latents import add_gated as add_gated
 from diagonal.engine.kernels.latents import add_norm as add_norm
 

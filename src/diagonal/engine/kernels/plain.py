@@ -14,6 +14,7 @@ __all__ = [
     "add_norm",
     "fp8_linear",
     "fp8_rows",
+    "frame_norm",
     "gelu",
     "int8_linear",
     "layer_norm",
@@ -44,6 +45,14 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def gelu(x: Tensor) -> Tensor:
     """The tanh form of GELU."""
     return F.gelu(x, approximate="tanh")
+
+
+def frame_norm(x_BTHWC: Tensor, weight: Tensor, bias: Tensor, eps: float, silu: bool) -> Tensor:
+    """(x - mean) / std * weight + bias, mean and std over all of a frame; with SiLU behind it."""
+    x_NCHW = x_BTHWC.flatten(0, 1).permute(0, 3, 1, 2)
+    normed = F.group_norm(x_NCHW, 1, weight, bias, eps)
+    out: Tensor = (F.silu(normed) if silu else normed).permute(0, 2, 3, 1).unflatten(0, x_BTHWC.shape[:2])
+    return out
 
 
 def norm_silu(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:

@@ -1,0 +1,45 @@
+"""Norms over frames against their plain form in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from diagonal.engine.kernels import plain
+from tests.gpu import BFLOAT16, DEVICE, RUNNABLE, poisoned
+
+pytest.importorskip("triton")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not RUNNABLE, reason="no CUDA device, no TRITON_INTERPRET=1")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("silu", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1, 2, 3, 4), (2, 3, 7, 5, 12), (1, 2, 40, 30, 24), (1, 1, 96, 128, 64)], ids=str)
+def test_a_frame_is_normed_by_itself(
+    shape: tuple[int, ...], silu: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One part or many, the last of them shorter; frames of other means and sizes of numbers beside each other."""
+    from diagonal.engine.kernels import frames
+
+    monkeypatch.setattr(frames, "TILE", 1024)  # parts of several tiles in small frames too
+    monkeypatch.setattr(frames, "PARTS", 6)
+    torch.manual_seed(sum(shape))
+    each = torch.randn(*shape[:2], 1, 1, 1, device=DEVICE)
+    x = ((torch.randn(*shape, device=DEVICE) + 3 * each) * each.exp()).to(dtype)
+    weight, bias = (torch.randn(shape[-1], device=DEVICE).to(dtype) for _ in range(2))
+    with poisoned():
+        found = frames.frame_norm(x, weight, bias, 1e-6, silu)
+    wanted = plain.frame_norm(x.double(), weight.double(), bias.double(), 1e-6, silu)
+    assert found.dtype == dtype and found.shape == x.shape and found.is_contiguous()
+    bound = 1e-5 if dtype == torch.float32 else BFLOAT16
+    assert (found.double() - wanted).abs().max() <= bound * wanted.abs().max()
+
+
+def test_large_numbers_that_are_nearly_alike_keep_their_differences() -> None:
+    from diagonal.engine.kernels import frames
+
+    x = 1000 + torch.randn(1, 2, 16, 16, 8, device=DEVICE)
+    one, zero = torch.ones(8, device=DEVICE), torch.zeros(8, device=DEVICE)
+    found = frames.frame_norm(x, one, zero, 1e-6, False)
+    wanted = plain.frame_norm(x.double(), one.double(), zero.double(), 1e-6, False)
+    assert (found.double() - wanted).abs().max() <= 1e-4
