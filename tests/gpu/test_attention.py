@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
-from diagonal.engine.kernels import attention
+from diagonal.engine.kernels import attention, plain
 from diagonal.engine.kernels.attention import attend, tiles
 from diagonal.engine.kernels.visibility import BLOCK, Visibility, attend_reference
 
@@ -78,7 +78,7 @@ def _seen(slots: Tensor, fed: Tensor, step: int) -> Visibility:
     wholly = [bool(one.all()) and (index + 1) * BLOCK <= least + 1 for index, one in enumerate(written)]
     used = written.any(1).nonzero().flatten().tolist()
     numbers = ([*wholly, False].index(False), used[-1] + 1 if used else 0)
-    return Visibility(slots, fed, _int32(step), *map(_int32, numbers))
+    return Visibility(slots, plain.needed_slots(fed, _int32(step)), *map(_int32, numbers))
 
 
 def _error(out: Tensor, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility) -> float:
@@ -120,7 +120,7 @@ def test_the_kernel_agrees_with_its_twin_in_real_sizes(shape: Shape) -> None:
 def test_any_number_of_slots_is_shared_among_the_parts(written: int) -> None:
     (q, k, v), seen = _case((1, 4, 2, 3, 192, 16), torch.float32)
     k, v = k.nan_to_num(0), v.nan_to_num(0)
-    fed = seen.fed_L.fill_(NEVER)
+    fed = torch.full_like(seen.needed_L, NEVER)
     fed[:written] = 0
     seen = _seen(seen.slots_S.to(torch.int32).fill_(191), fed, NOW)
     out = _attend((q, k, v), seen, processors=9)
@@ -148,14 +148,15 @@ def test_blocks_that_all_see_wholly_need_no_look_at_their_slots(whole: int, proc
 def test_a_captured_graph_follows_the_step() -> None:
     (q, k, v), seen = _case((1, 8, 2, 4, 320, 64), torch.bfloat16)
     qkv = (q, k.nan_to_num(0), v.nan_to_num(0))
+    fed = torch.randint(0, 2 * NOW, (320,), device=DEVICE, dtype=torch.int32)
     attend(*qkv, seen)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = attend(*qkv, seen)
     for step, highest in ((NOW, 100), (NOW - 6, 200), (NOW, 260)):
         seen.slots_S.random_(0, highest)
-        now = _seen(seen.slots_S, seen.fed_L, step)
-        for name in ("step", "whole", "extent"):
+        now = _seen(seen.slots_S, fed, step)
+        for name in ("needed_L", "whole", "extent"):
             getattr(seen, name).copy_(getattr(now, name))
         graph.replay()
         assert _error(out, qkv, seen) < BOUND[torch.bfloat16]
@@ -180,7 +181,7 @@ def test_one_or_two_programs_on_each_processor_fill_the_gpu(shape: Shape, querie
 
 def test_what_the_kernel_would_read_wrongly_is_refused() -> None:
     (q, k, v), seen = _case((1, 4, 2, 3, 64, 16), torch.float32)
-    wide = replace(seen, fed_L=seen.fed_L.float())
+    wide = replace(seen, needed_L=seen.needed_L.float())
     for given, message in [
         ((q, k[:, :, :-1], v, seen), "must be"),
         ((q, k[:, :, :40].contiguous(), v[:, :, :40].contiguous(), seen), "whole blocks"),
@@ -189,7 +190,7 @@ def test_what_the_kernel_would_read_wrongly_is_refused() -> None:
         ((q.half(), k, v, seen), "convert q"),
         ((q, k.transpose(2, 3).contiguous().transpose(2, 3), v, seen), "contiguous"),
         ((q[:, :, :2], k, v, seen), "3 slots"),
-        ((q, k, v, wide), "fed_L"),
+        ((q, k, v, wide), "needed_L"),
     ]:
         with pytest.raises(ValueError, match=message):
             attend(*given, processors=1)

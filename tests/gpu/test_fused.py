@@ -11,6 +11,7 @@ from torch import Tensor
 from diagonal.engine.heads import HeadNorm, Heads
 from diagonal.engine.kernels import plain
 from diagonal.models.layers import rope_1d
+from diagonal.plan import NEVER
 from tests.gpu import BFLOAT16, DEVICE, RUNNABLE, poisoned
 
 pytest.importorskip("triton")
@@ -61,6 +62,18 @@ def test_a_norm_rounds_as_its_plain_form() -> None:
     x, weight = _random(7, 1024, dtype=torch.bfloat16), _random(1024, dtype=torch.bfloat16)
     found, wanted = _kernels().rms_norm(x, weight, 1e-5), plain.rms_norm(x, weight, 1e-5)
     assert (found == wanted).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("size", [1, 100, 3000])
+def test_slots_that_queries_need_are_those_of_the_plain_form(size: int) -> None:
+    fed = torch.randint(0, 20, (size,), device=DEVICE, dtype=torch.int32)
+    fed[::7] = NEVER
+    for number in (0, 7, 30):
+        step = torch.tensor([number], device=DEVICE)
+        with poisoned():
+            found = _kernels().needed_slots(fed, step)
+        wanted = plain.needed_slots(fed, step)
+        assert found.dtype == wanted.dtype and torch.equal(found, wanted)
 
 
 def test_rows_are_taken_one_after_the_other() -> None:

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.attention import attend
-from diagonal.engine.kernels.visibility import Visibility, attend_reference
+from diagonal.engine.kernels.plain import needed_slots
+from diagonal.engine.kernels.visibility import NOWHERE, Visibility, attend_reference
 
 NEVER = torch.iinfo(torch.int32).max
 
@@ -15,7 +16,9 @@ def _int32(*numbers: int) -> Tensor:
 
 def test_a_query_sees_written_slots_up_to_its_own() -> None:
     # Slot 3 is a hole that step 6 will fill.
-    seen = Visibility(torch.tensor([1, 4, -1]), _int32(0, 0, 4, 6, 5, 0, NEVER), _int32(5), _int32(0), _int32(1))
+    needed = needed_slots(_int32(0, 0, 4, 6, 5, 0, NEVER), _int32(5))
+    assert needed.tolist() == [0, 1, 2, NOWHERE, 4, 5, NOWHERE]
+    seen = Visibility(torch.tensor([1, 4, -1]), needed, _int32(0), _int32(1))
     assert seen.mask().int().tolist() == [[1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 0, 1, 0, 0], [0] * 7]
 
 
@@ -25,7 +28,7 @@ def _case(slots: list[int], length: int) -> tuple[tuple[Tensor, Tensor, Tensor],
     k, v = (torch.randn(2, 2, length, 16, generator=noise, dtype=torch.float64) for _ in range(2))
     fed = torch.randint(0, 9, (length,), generator=noise, dtype=torch.int32)
     fed[0] = 0
-    return (q, k, v), Visibility(torch.tensor(slots), fed, _int32(4), _int32(0), _int32(1))
+    return (q, k, v), Visibility(torch.tensor(slots), needed_slots(fed, _int32(4)), _int32(0), _int32(1))
 
 
 def test_the_twin_is_masked_grouped_attention() -> None:

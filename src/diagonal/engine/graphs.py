@@ -178,8 +178,8 @@ class Graphs:
 
     def _run(self, table: Table) -> None:
         """What is captured: everything that happens in a step."""
-        read, slot, write, *rest = table.next()
-        seen = Visibility(slot, self._fed_L, *rest)
+        read, slot, write, step, whole, extent = table.next()
+        seen = Visibility(slot, ops(slot).needed_slots(self._fed_L, step), whole, extent)
         memory = DeviceStep(self._cache, seen, self._attend, self._by_slot)
         logits_BSV = self._model(self._tokens_BL[:, read], slot, memory)
         self._tokens_BL.index_copy_(1, write, self._sampler(logits_BSV, write))

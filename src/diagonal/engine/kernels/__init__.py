@@ -48,6 +48,8 @@ class Ops(Protocol):
 
     def take_row(self, rows_NR: Tensor, cursor: Tensor) -> Tensor: ...
 
+    def needed_slots(self, fed_L: Tensor, step: Tensor) -> Tensor: ...
+
     def int8_linear(
         self, x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual: Tensor | None
     ) -> Tensor: ...
@@ -61,7 +63,7 @@ def usable(device: torch.device) -> bool:
 
 
 def able(x: Tensor) -> bool:
-    """Whether the kernels, which know no gradient, serve a tensor. torch.compile gets plain torch, and makes its own."""
+    """Whether the kernels, which know no gradient, serve a tensor. torch.compile gets plain torch and makes its own."""
     return x.is_cuda and not torch.is_grad_enabled() and not torch.compiler.is_compiling() and usable(x.device)
 
 

@@ -82,7 +82,7 @@ def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, pro
         lse = parts.new_empty(parts.shape[:-1])
     grid = (triton.cdiv(queries * group, cut.rows), batch * kv_heads, cut.parts)
     _attend_kernel[grid](
-        *(q_BHSD, k_BKLD, v_BKLD, seen.slots_S, seen.fed_L, seen.step, seen.whole, seen.extent, parts, lse),
+        *(q_BHSD, k_BKLD, v_BKLD, seen.slots_S, seen.needed_L, seen.whole, seen.extent, parts, lse),
         *(queries, length, *q_BHSD.stride()[:3], math.log2(math.e) / math.sqrt(width)),
         K=kv_heads,
         G=group,
@@ -122,10 +122,10 @@ def _check(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> 
         raise ValueError(f"q, k, v of {q_BHSD.dtype}, {k_BKLD.dtype}, {v_BKLD.dtype} given; convert q to the cache's")
     if q_BHSD.stride(3) != 1 or not (k_BKLD.is_contiguous() and v_BKLD.is_contiguous()):
         raise ValueError("a strided cache or head given; make k, v and the last dimension of q contiguous")
-    if len(seen.slots_S) != queries or len(seen.fed_L) != length:
-        given = f"{len(seen.slots_S)} slots and {len(seen.fed_L)} fed steps"
+    if len(seen.slots_S) != queries or len(seen.needed_L) != length:
+        given = f"{len(seen.slots_S)} slots and {len(seen.needed_L)} needed ones"
         raise ValueError(f"{given} given for {queries} queries and {length} keys; there must be one of each")
-    numbers = {name: getattr(seen, name) for name in ("slots_S", "fed_L", "step", "whole", "extent")}
+    numbers = {name: getattr(seen, name) for name in ("slots_S", "needed_L", "whole", "extent")}
     wrong = [name for name, one in numbers.items() if one.dtype not in WHOLE or not one.is_contiguous()]
     if wrong:
         raise ValueError(f"{', '.join(wrong)} given otherwise; they must be contiguous, of int32 or int64")
@@ -153,8 +153,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     k,
     v,
     slots,
-    fed,
-    step,
+    needed,
     whole,
     extent,
     out,  # (parts, B, S, H, D)
@@ -183,7 +182,6 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     q_at = q + batch * q_batch + head_of_row * q_head + query.to(tl.int64) * q_query
     q_RD = tl.load(q_at[:, None] + column, mask=real[:, None], other=0.0)
     slot = tl.load(slots + query, mask=real, other=-1).to(tl.int32)
-    now = tl.load(step).to(tl.int32)
 
     k += head * L * D
     v += head * L * D
@@ -201,10 +199,10 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     rest = rounds - plain
     for number in tl.range(rest * part // parts, rest * (part + 1) // parts, num_stages=STAGES):
         key = (plain + number) * KEYS + tl.arange(0, KEYS)
-        written = tl.load(fed + key) <= now
+        least = tl.load(needed + key)
         at = key[:, None] * D + column
         score = tl.dot(q_RD, tl.trans(tl.load(k + at)), input_precision="ieee")
-        score = tl.where(written[None, :] & (key[None, :] <= slot[:, None]), score, float("-inf"))
+        score = tl.where(least[None, :] <= slot[:, None], score, float("-inf"))
         top, total, mixed = _mix(score, v + at, top, total, mixed, scale)
 
     seen = (total > 0) & (slot >= 0)  # a row of padding sees nothing

@@ -16,6 +16,7 @@ from diagonal.engine.kernels import int8, plain
 from diagonal.engine.kernels.frames import frame_norm as frame_norm
 from diagonal.engine.kernels.latents import add_gated as add_gated
 from diagonal.engine.kernels.latents import add_norm as add_norm
+from diagonal.engine.kernels.visibility import NOWHERE
 
 HEADS = 8  # of a program of `remember`: enough programs for every multiprocessor, yet not one for each 128 bytes
 COLUMNS = 1024  # of a program of the activations
@@ -111,6 +112,13 @@ def fp8_linear(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | N
     return out if residual is None else residual + out
 
 
+def needed_slots(fed_L: Tensor, step: Tensor) -> Tensor:
+    """`Visibility.needed_L` at a step, once for all layers."""
+    needed_L = torch.empty(len(fed_L), dtype=torch.int32, device=fed_L.device)
+    _needed[(triton.cdiv(len(fed_L), COLUMNS),)](fed_L, step, needed_L, len(fed_L), NOWHERE, COLUMNS)
+    return needed_L
+
+
 def take_row(rows_NR: Tensor, cursor: Tensor) -> Tensor:
     """The row at the cursor, which moves on."""
     row_R = torch.empty_like(rows_NR[0])
@@ -196,6 +204,15 @@ def _add_bias(x, bias, other, out, size, width, BLOCK: tl.constexpr):
     total = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + tl.load(bias + at % width).to(tl.float32)
     total += tl.load(other + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _needed(fed, step, needed, size, NOWHERE: tl.constexpr, BLOCK: tl.constexpr):
+    """Some slots."""
+    slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = slot < size
+    written = tl.load(fed + slot, mask=inside, other=0) <= tl.load(step)
+    tl.store(needed + slot, tl.where(written, slot, NOWHERE), mask=inside)
 
 
 @triton.jit

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diagonal.engine.heads import Heads, rms_norm
+from diagonal.engine.kernels.visibility import NOWHERE
 
 __all__ = [
     "add_bias",
@@ -18,6 +19,7 @@ __all__ = [
     "gelu",
     "int8_linear",
     "layer_norm",
+    "needed_slots",
     "norm_silu",
     "remember",
     "rms_norm",
@@ -106,6 +108,12 @@ def fp8_linear(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | N
     product = product if bias_N is None else product + bias_N.float()
     out: Tensor = product.to(x.dtype).unflatten(0, x.shape[:-1])
     return out if residual is None else residual + out
+
+
+def needed_slots(fed_L: Tensor, step: Tensor) -> Tensor:
+    """`Visibility.needed_L` at a step, from the steps that first write each slot."""
+    slots_L = torch.arange(len(fed_L), dtype=torch.int32, device=fed_L.device)
+    return slots_L.masked_fill(fed_L > step, NOWHERE)
 
 
 def take_row(rows_NR: Tensor, cursor: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 64  # slots that the kernel reads at a time; caches are whole blocks
+NOWHERE = 2**31 - 1  # behind every slot
 
 
 def whole_blocks(length: int) -> int:
@@ -22,23 +23,20 @@ def whole_blocks(length: int) -> int:
 class Visibility:
     """The rule of one step. All of it lies on the device, so that a captured graph serves every step of its width.
 
-    `slots_S` is the slot of each query; a negative one marks a padding row, which sees nothing. `fed_L` is the step
-    that first writes each slot, and `step` (one element) the current one: a query sees the slots up to its own that
-    were written. Two numbers of blocks (one element each) save work: all queries but padding see all of the first
-    `whole` blocks, so nobody need look at their slots one by one; and from block `extent` on nothing is written. All
-    are whole numbers of 32 or 64 bits.
+    `slots_S` is the slot of each query; a negative one marks a padding row, which sees nothing. `needed_L` is the least
+    slot of a query that sees each slot: its own, or NOWHERE if it is not written. Two numbers of blocks (one element
+    each) save work: all queries but padding see all of the first `whole` blocks, so nobody need look at their slots one
+    by one; and from block `extent` on nothing is written. All are whole numbers of 32 or 64 bits.
     """
 
     slots_S: Tensor
-    fed_L: Tensor
-    step: Tensor
+    needed_L: Tensor
     whole: Tensor
     extent: Tensor
 
     def mask(self) -> Tensor:
         """The rule as a matrix (S, L): True where a query sees a slot."""
-        keys_L = torch.arange(len(self.fed_L), device=self.fed_L.device)
-        return (self.fed_L <= self.step) & (keys_L <= self.slots_S[:, None])
+        return self.needed_L <= self.slots_S[:, None]
 
 
 def attend_reference(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> Tensor:
