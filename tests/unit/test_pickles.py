@@ -630,10 +630,10 @@ class Encoding(nn.Module):
         self.encoder, self.quant_conv = tokenizer.encoder, tokenizer.quant_conv
         self.quantizer = _tables("_levels", "_basis", "implicit_codebook")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x_BCTHW: Tensor) -> Tensor:
         past = Past({}, start=True)
-        out: Tensor = self.quant_conv(self.encoder(x, past), past)
-        return out
+        out_BTHWC: Tensor = self.quant_conv(self.encoder(x_BCTHW.permute(0, 2, 3, 4, 1), past), past)
+        return out_BTHWC.permute(0, 4, 1, 2, 3)
 
 
 class Decoding(nn.Module):
@@ -644,10 +644,10 @@ class Decoding(nn.Module):
         self.decoder, self.post_quant_conv = tokenizer.decoder, tokenizer.post_quant_conv
         self.inv_quant = nn.ModuleDict({"quantizer": _tables("_levels", "_basis", "implicit_codebook")})
 
-    def forward(self, codes: Tensor) -> Tensor:
+    def forward(self, codes_BCTHW: Tensor) -> Tensor:
         past = Past({}, start=True)
-        out: Tensor = self.decoder(self.post_quant_conv(codes, past), past)
-        return out
+        out_BTHWC: Tensor = self.decoder(self.post_quant_conv(codes_BCTHW.permute(0, 2, 3, 4, 1), past), past)
+        return out_BTHWC.permute(0, 4, 1, 2, 3)
 
 
 def _tables(*names: str) -> nn.Module:
