@@ -14,7 +14,7 @@ import json
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,10 @@ from diagonal import diffusion, pipeline
 from diagonal.engine.protocols import DiffusionVariant
 from diagonal.evaluation.machine import describe
 from diagonal.evaluation.speed import Case, Settings, cut, decoding, with_text
-from diagonal.evaluation.video_speed import tflops
+from diagonal.evaluation.video_speed import prompt, tflops
 from diagonal.files import atomic
 from diagonal.names import find
+from diagonal.parts import NONE
 from diagonal.plan import Order
 from diagonal.request import Request
 
@@ -79,33 +80,35 @@ def tokens(name: str, schedule: str, steps: int) -> dict[str, Any]:
     """The first steps of a plan, without its prompt's."""
     world = pipeline.load(name, "random", device="cuda", dtype=torch.bfloat16)
     case, settings = Case(with_text(world), Order.of(schedule)), Settings(steps=steps)
-    found: dict[str, Any] = {}
-    for last in (False, False, True):
-        stream, done, profile = decoding(case, settings), count(), Profile()
+
+    def decode(on_step: Callable[[], None]) -> int:
+        stream = decoding(case, settings)
         stream.windows = cut(stream.windows, steps)
-        if last:
-            stream.on_step = lambda done=done, profile=profile: None if next(done) else profile.start()  # type: ignore[misc]
+        stream.on_step = on_step
         for _ in stream.token_frames():
             pass
-        found = profile.summary(steps) if last else {}
-    return {"schedule": str(case.order)} | found
+        return min(steps, stream.steps - 1)  # a plan may have fewer
+
+    for _ in range(2):
+        decode(lambda: None)
+    profile, done = Profile(), count()
+    return {"schedule": str(case.order)} | profile.summary(decode(lambda: None if next(done) else profile.start()))
 
 
 def video(name: str, schedule: str) -> dict[str, Any]:
     """All calls of a video, latents alone."""
     model = diffusion.load(name, "random", device="cuda", dtype=torch.bfloat16)
-    config: Any = model.variant.config
-    embeds = torch.randn(config.text_length // 4, config.text_dim, generator=torch.Generator().manual_seed(0))
-    request = Request(prompt_embeds=embeds, num_frames=model.variant.frames, schedule=schedule, decoder="none")
-    calls = sum(chunk.forwards for chunk in model.stream(request))
-    for _ in model.stream(request):
-        pass
-    rate = tflops(model.device, torch.bfloat16)
-    profile = Profile()
+    frames = model.variant.frames
+    request = Request(prompt_embeds=prompt(model), num_frames=frames, schedule=schedule, decoder=NONE)
+
+    def calls() -> int:
+        return sum(chunk.forwards for chunk in model.stream(request))
+
+    for _ in range(2):
+        calls()
+    profile, rate = Profile(), tflops(model.device, torch.bfloat16)
     profile.start()
-    for _ in model.stream(request):
-        pass
-    return {"schedule": schedule, "tflops": rate} | profile.summary(calls)
+    return {"schedule": schedule, "tflops": rate} | profile.summary(calls())
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from diagonal.draw import numbers
 from diagonal.files import atomic
+from diagonal.parts import NONE
 
 START, END = "<!-- bench -->", "<!-- /bench -->"
 HEADINGS = (
@@ -41,7 +42,6 @@ VIDEO_HEADINGS = (
     *("times floor", "FPS", "FPS with pixels", "first frame ms", "peak GB", "commit"),
 )
 STAR = "\\*"
-NOTHING = "none"  # the decoder of a case without pixels
 NOTE = f"{STAR} derived: only the first steps were measured, and the frame rate takes the others to be like them."
 
 
@@ -82,7 +82,7 @@ def _videos(cases: Sequence[dict[str, Any]]) -> str:
     newest: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
     for case in cases:
         decoders = newest.setdefault((numbers(case), *(case[key] for key in same)), {})
-        decoders.pop(NOTHING, None)
+        decoders.pop(NONE, None)
         decoders[case["decoder"]] = case
     cases = [case for decoders in newest.values() for case in decoders.values()]
     lines = ["| " + " | ".join(VIDEO_HEADINGS) + " |", "|---" * len(VIDEO_HEADINGS) + "|"]

@@ -28,7 +28,7 @@ def bench_video(options: Mapping[str, Any]) -> dict[str, Any]:
 
     from diagonal import diffusion
     from diagonal.devices import find_dtype
-    from diagonal.evaluation.video_speed import DEFINITION, TEXT_ROWS, Settings, check, measure
+    from diagonal.evaluation.video_speed import DEFINITION, Settings, check, measure, prompt
     from diagonal.names import find
     from diagonal.parts import Weights
     from diagonal.request import Request
@@ -36,7 +36,7 @@ def bench_video(options: Mapping[str, Any]) -> dict[str, Any]:
     device, name = options["device"], options["model"]
     frames = options["frames"] or find("models", name).frames
     sizes = {name: options[name] for name in ("preset", "height", "width", "decoder")}
-    # Embeddings of noise: speed does not ask what the prompt says.
+    # All that can be refused is refused before a large model is loaded; its prompt comes then.
     requests = [
         Request(prompt_embeds=torch.zeros(1, 1), num_frames=frames, schedule=schedule, **sizes)
         for schedule in options["schedule"] or [None]
@@ -48,10 +48,7 @@ def bench_video(options: Mapping[str, Any]) -> dict[str, Any]:
     remark_random(name, model.weights)
     if options["quantize"] != "none":
         model.quantize(options["quantize"])
-    config: Any = model.variant.config
-    rows = min(TEXT_ROWS, config.text_length)
-    embeds = torch.randn(rows, config.text_dim, generator=torch.Generator().manual_seed(0))
-    cases = []
+    embeds, cases = prompt(model), []
     with progress_bar("videos") as progress:
         task = progress.add_task(name, total=None, note="")
         for request in requests:

@@ -9,8 +9,9 @@ their own: they stay where the calls read them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from diagonal.engine.protocols import CacheSpec, DiffusionConfig, DiffusionModel, LayerText, Memory, Rope, TextKV
 from diagonal.engine.window import WindowCache, WindowStep
 
+T = TypeVar("T")
 Place = tuple[int, int, tuple[int, ...]]  # first slot, places seen, and the shape of the latents
 
 
@@ -39,8 +41,7 @@ class Captured:
     cache: WindowCache
     _graphs: dict[Place, tuple[Any, Tensor] | None] = field(default_factory=dict)  # None: seen once
     _inputs: dict[tuple[int, ...], _Inputs] = field(default_factory=dict)
-    _words: Tensor | None = None  # embeddings of the text, as many rows as the model takes
-    _speak: Any = None  # the recording that makes `_text` of them
+    _words: tuple[Tensor, Any] | None = None  # embeddings of a text, and the recording that makes `_text` of them
     _text: list[LayerText] = field(default_factory=list)
     _spoken: TextKV | None = None  # what the text was copied from
     _pool: Any = None
@@ -56,29 +57,28 @@ class Captured:
     def embed_text(self, text_BLC: Tensor) -> TextKV:
         """Keys and values of a prompt, in inference where recorded calls read them: those of the prompt before are
         gone."""
-        fits = self._words is None or text_BLC.shape[::2] == self._words.shape[::2]
-        apart = self._speak is None and bool(self._text)  # recorded calls read another text's place already
-        if not torch.is_inference_mode_enabled() or apart or not fits or text_BLC.shape[1] > self.config.text_length:
-            return self.model.embed_text(text_BLC)
+        if not torch.is_inference_mode_enabled() or (self._words is None and self._text):
+            return self.model.embed_text(text_BLC)  # in the second case recorded calls read another place already
         if self._words is None:
             self._words = self._record_text(text_BLC)
+        words, graph = self._words
         rows = text_BLC.shape[1]
-        self._words[:, :rows] = text_BLC
-        self._words[:, rows:] = 0
-        self._speak.replay()
+        if text_BLC.shape[::2] != words.shape[::2] or rows > words.shape[1]:
+            return self.model.embed_text(text_BLC)  # of another batch, or refused
+        words[:, :rows] = text_BLC
+        words[:, rows:] = 0
+        graph.replay()
         self._spoken = self._text
         return self._text
 
-    def _record_text(self, text_BLC: Tensor) -> Tensor:
-        """Record how the buffers of a text are filled; from embeddings in the tensor that is given back."""
+    def _record_text(self, text_BLC: Tensor) -> tuple[Tensor, Any]:
+        """Buffers for embeddings, and the recording that fills those of a text from them."""
         self.model.embed_text(text_BLC)  # refuses what it does not take, and sets up whatever the kernels need
         batch, _, width = text_BLC.shape
         words = text_BLC.new_zeros(batch, self.config.text_length, width, dtype=torch.float32)
-        self._speak = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._speak, pool=self._pool, capture_error_mode="thread_local"):
-            self._text = list(self.model.embed_text(words))
-        self._pool = self._speak.pool()
-        return words
+        graph, text = self._recorded(lambda: self.model.embed_text(words))
+        self._text = list(text)
+        return words, graph
 
     def rope(self, frames_F: Tensor, rows: int, cols: int) -> Rope:
         return self.model.rope(frames_F, rows, cols)
@@ -128,10 +128,14 @@ class Captured:
         return self.model(inputs.x, inputs.level, self._text, inputs.rope, memory)
 
     def _record(self, place: Place, inputs: _Inputs, memory: WindowStep) -> tuple[Any, Tensor]:
+        made = self._graphs[place] = self._recorded(lambda: self._run(inputs, memory))
+        return made
+
+    def _recorded(self, run: Callable[[], T]) -> tuple[Any, T]:
+        """A graph of what is run, and the buffers that its replays leave their results in."""
         graph = torch.cuda.CUDAGraph()
         # Frames may be decoded by another thread meanwhile: what that allocates does not matter here.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            out = self._run(inputs, memory)
+            out = run()
         self._pool = graph.pool()
-        self._graphs[place] = (graph, out)
         return graph, out

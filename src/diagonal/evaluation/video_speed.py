@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from diagonal.diffusion import VideoModel
 from diagonal.engine.denoise import Gaussian
@@ -102,6 +103,13 @@ def measure(model: VideoModel, settings: Settings, on_run: Callable[[], object] 
         "peak_gb": torch.cuda.max_memory_allocated(device) / 1e9 if clock.cuda else None,
         "tflops": rate,
     } | describe(device)
+
+
+def prompt(model: VideoModel) -> Tensor:
+    """Embeddings (rows, width) of noise, as long as a typical prompt: speed does not ask what it says."""
+    config = model.variant.config
+    rows = min(TEXT_ROWS, config.text_length)
+    return torch.randn(rows, config.text_dim, generator=torch.Generator().manual_seed(0))
 
 
 def tflops(device: torch.device, dtype: torch.dtype) -> float:

@@ -147,9 +147,10 @@ def _attend_text(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, rows_B: Tensor)
     """softmax(q k^T / sqrt(D)) v over all rows of a text. The kernel, where it serves, makes the padding one key."""
     dtype = q_BHSD.dtype
     if dtype in HALVES and dtype == k_BHLD.dtype == v_BHLD.dtype and able(q_BHSD):
-        from diagonal.engine.kernels.text import WIDTHS, attend_text
+        from diagonal.engine.kernels.attention import HEAD_DIMS
+        from diagonal.engine.kernels.text import attend_text
 
-        if q_BHSD.shape[3] in WIDTHS:
+        if q_BHSD.shape[3] in HEAD_DIMS:
             return attend_text(q_BHSD, k_BHLD, v_BHLD, rows_B)
     return F.scaled_dot_product_attention(q_BHSD, k_BHLD, v_BHLD)
 

@@ -55,9 +55,10 @@ def tiles(q_BHSD: Tensor, k_BKLD: Tensor, processors: int) -> Tiles:
     packed = queries * (heads // kv_heads)
     rows = min(MAX_ROWS, max(16, triton.next_power_of_2(packed)))
     exact = k_BKLD.dtype == torch.float32
-    parts, blocks = processors // (triton.cdiv(packed, rows) * batch * kv_heads), triton.cdiv(length, BLOCK)
+    problems, blocks = triton.cdiv(packed, rows) * batch * kv_heads, triton.cdiv(length, BLOCK)
+    parts = processors // problems
     if PROGRAMS * parts * LEAST <= blocks:
-        parts = PROGRAMS * processors // (triton.cdiv(packed, rows) * batch * kv_heads)
+        parts = PROGRAMS * processors // problems
     return Tiles(rows, keys=16 if exact else BLOCK, parts=max(1, min(parts, MAX_PARTS, blocks)))
 
 

@@ -20,10 +20,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diagonal.engine.kernels.attention import HEAD_DIMS, WHOLE
+
 QUERIES, KEYS, WARPS, STAGES = 64, 32, 4, 3  # of a program: its queries, the keys of a round, and how they are run
 EXACT_KEYS = 16  # of a round in float32, whose products take no tensor core and many registers
-WIDTHS = (16, 32, 64, 128)  # of a head
-WHOLE = (torch.int32, torch.int64)
 
 
 def attend_text(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, rows: Tensor) -> Tensor:
@@ -54,8 +54,8 @@ def _check(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, rows: Tensor) -> None
     if k_BHLD.shape != v_BHLD.shape or k_BHLD.shape != (batch, heads, k_BHLD.shape[2], width):
         shapes = [tuple(tensor.shape) for tensor in (q_BHSD, k_BHLD, v_BHLD)]
         raise ValueError(f"q, k, v of {shapes} given; they must be (B, H, S, D) and twice (B, H, L, D)")
-    if width not in WIDTHS:
-        raise ValueError(f"heads of width {width} given; the kernel takes {WIDTHS}")
+    if width not in HEAD_DIMS:
+        raise ValueError(f"heads of width {width} given; the kernel takes {HEAD_DIMS}")
     if not q_BHSD.dtype == k_BHLD.dtype == v_BHLD.dtype:
         raise ValueError(f"q, k, v of {q_BHSD.dtype}, {k_BHLD.dtype}, {v_BHLD.dtype} given; they must be of one")
     if not q_BHSD.stride(3) == k_BHLD.stride(3) == v_BHLD.stride(3) == 1:
