@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from diagonal.engine.heads import HeadNorm, Heads, Rope, joined
 from diagonal.engine.protocols import CacheSpec, Sampling, TokenLayerMemory, TokenMemory, Variant, WeightMap
-from diagonal.models.layers import RMSNorm, SwiGLU, add_linear, frequencies, turns
+from diagonal.models.layers import RMSNorm, SwiGLU, add_linear, frequencies, norm_linear, turns
 
 LARGEST = (40, 64)  # rows and columns of the frames that the published models were trained on
 
@@ -140,10 +140,10 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.eps)
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
-    def forward(self, x_BSM: Tensor, residual_BSM: Tensor, rope: Rope, memory: TokenLayerMemory) -> Tensor:
-        norm = HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        heads = Heads(self.qkv(x_BSM), self.kv_heads, self.head_dim, rope, norm)
-        return add_linear(residual_BSM, self.out, memory.attend_heads(heads))
+    def forward(self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory) -> Tensor:
+        of_heads = HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        heads = Heads(norm_linear(norm, self.qkv, x_BSM), self.kv_heads, self.head_dim, rope, of_heads)
+        return add_linear(x_BSM, self.out, memory.attend_heads(heads))
 
 
 class TextAttention(nn.Module):
@@ -163,11 +163,11 @@ class TextAttention(nn.Module):
         k, v = self.kv(text_BLC).unflatten(-1, (-1, self.head_dim)).transpose(1, 2).chunk(2, dim=1)
         return self.k_norm(k), v
 
-    def forward(self, x_BSM: Tensor, residual_BSM: Tensor, text: tuple[Tensor, Tensor]) -> Tensor:
-        q_BHSD = self.q_norm(self.q(x_BSM).unflatten(-1, (-1, self.head_dim)).transpose(1, 2))
+    def forward(self, x_BSM: Tensor, norm: RMSNorm, text: tuple[Tensor, Tensor]) -> Tensor:
+        q_BHSD = self.q_norm(norm_linear(norm, self.q, x_BSM).unflatten(-1, (-1, self.head_dim)).transpose(1, 2))
         k, v = (part.expand(len(x_BSM), -1, -1, -1) for part in text)  # one text may serve a whole batch
         mixed = F.scaled_dot_product_attention(q_BHSD, k, v, enable_gqa=True)
-        return add_linear(residual_BSM, self.out, joined(mixed))
+        return add_linear(x_BSM, self.out, joined(mixed))
 
 
 class Block(nn.Module):
@@ -190,10 +190,10 @@ class Block(nn.Module):
         memory: TokenLayerMemory,
         text: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        h = self.attention(self.attention_norm(x_BSM), x_BSM, rope, memory)
+        h = self.attention(x_BSM, self.attention_norm, rope, memory)
         if text is not None:
-            h = self.text_attention(self.text_norm(h), h, text)
-        out: Tensor = self.mlp(self.mlp_norm(h), h)
+            h = self.text_attention(h, self.text_norm, text)
+        out: Tensor = self.mlp(h, self.mlp_norm)
         return out
 
 
@@ -258,8 +258,7 @@ class Cosmos(nn.Module):
             x_BSM = block(x_BSM, (cos, sin), memory.layer(index), None if text is None else text[index])
         if keep is not None:
             x_BSM = x_BSM[:, keep]
-        logits: Tensor = self.head(self.norm(x_BSM))
-        return logits
+        return norm_linear(self.norm, self.head, x_BSM)
 
     def _positions(self, slots_S: Tensor) -> tuple[Tensor, ...]:
         """The rotation of each slot (cos and sin); with text, also its absolute position (S, M), for every layer."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from diagonal.engine.heads import Rope
 from diagonal.engine.kernels import ops
+from diagonal.engine.kernels.product import Activation, Norm, Product
 
 
 class RMSNorm(nn.Module):
@@ -24,6 +25,10 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return ops(x).rms_norm(x, self.weight, self.eps)
 
+    @property
+    def spec(self) -> Norm:
+        return Norm(self.weight, None, self.eps, centred=False)
+
 
 class LayerNorm(nn.LayerNorm):
     """(x - mean) / std * weight + bias; weight and bias may be absent."""
@@ -31,17 +36,21 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         return ops(x).layer_norm(x, self.weight, self.bias, self.eps)
 
+    @property
+    def spec(self) -> Norm:
+        return Norm(self.weight, self.bias, self.eps, centred=True)
+
 
 class SwiGLU(nn.Module):
-    """down(silu(gate x) * up x), with gate and up in one matrix."""
+    """x + down(silu(gate h) * up h) with h = norm(x), and gate and up in one matrix."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
 
-    def forward(self, x_BSM: Tensor, residual_BSM: Tensor) -> Tensor:
-        return add_linear(residual_BSM, self.down, ops(x_BSM).silu_mul(self.gate_up(x_BSM)))
+    def forward(self, x_BSM: Tensor, norm: RMSNorm) -> Tensor:
+        return add_linear(x_BSM, self.down, norm_linear(norm, self.gate_up, x_BSM, "silu"))
 
 
 class ScaledRows(nn.Module):
@@ -86,19 +95,20 @@ class Fp8Linear(ScaledRows):
         return ops(x).fp8_linear(x, self.weight, self.scale, self.bias, residual)
 
 
-def add_linear(residual: Tensor, linear: nn.Linear | ScaledRows, x: Tensor) -> Tensor:
-    """residual + linear(x). On a GPU, where no gradient is asked for, the product is added onto the residual as it is
-    made: no further pass over it, and one rounding less. The residual is then gone."""
-    out: Tensor
+def norm_linear(norm: RMSNorm | LayerNorm, linear: nn.Linear | ScaledRows, x: Tensor, act: Activation = None) -> Tensor:
+    """f(linear(norm(x))): one kernel where there is one for it."""
     if isinstance(linear, ScaledRows):
-        out = linear(x, residual)
+        out: Tensor = linear(norm(x))
+        return out if act is None else ops(out).silu_mul(out) if act == "silu" else ops(out).gelu(out)
+    return ops(x).product(x, Product(linear.weight, linear.bias, norm.spec, act))
+
+
+def add_linear(residual: Tensor, linear: nn.Linear | ScaledRows, x: Tensor) -> Tensor:
+    """residual + linear(x). Where kernels run the residual is then gone: the product is added onto it."""
+    if isinstance(linear, ScaledRows):
+        out: Tensor = linear(x, residual)
         return out
-    alike = residual.dtype == x.dtype == linear.weight.dtype  # not so under autocast
-    if not x.is_cuda or torch.is_grad_enabled() or not alike:
-        out = residual + linear(x)
-        return out
-    residual.view(-1, residual.shape[-1]).addmm_(x.flatten(0, -2), linear.weight.t())
-    return residual if linear.bias is None else residual.add_(linear.bias)
+    return ops(x).product(x, Product(linear.weight, linear.bias, residual=residual))
 
 
 def frequencies(width: int, theta: float, device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from diagonal.engine.heads import Heads, Rope
 from diagonal.engine.protocols import CacheSpec, Sampling, TokenLayerMemory, TokenMemory, Variant, WeightMap
-from diagonal.models.layers import RMSNorm, SwiGLU, add_linear, rope_1d
+from diagonal.models.layers import RMSNorm, SwiGLU, add_linear, norm_linear, rope_1d
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=False)
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
-    def forward(self, x_BSM: Tensor, residual_BSM: Tensor, rope: Rope, memory: TokenLayerMemory) -> Tensor:
-        heads = Heads(self.qkv(x_BSM), self.kv_heads, self.head_dim, rope)
-        return add_linear(residual_BSM, self.out, memory.attend_heads(heads))
+    def forward(self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory) -> Tensor:
+        heads = Heads(norm_linear(norm, self.qkv, x_BSM), self.kv_heads, self.head_dim, rope)
+        return add_linear(x_BSM, self.out, memory.attend_heads(heads))
 
 
 class Block(nn.Module):
@@ -76,8 +76,8 @@ class Block(nn.Module):
         self.mlp = SwiGLU(config.width, config.mlp)
 
     def forward(self, x_BSM: Tensor, rope: Rope, memory: TokenLayerMemory) -> Tensor:
-        h = self.attention(self.attention_norm(x_BSM), x_BSM, rope, memory)
-        out: Tensor = self.mlp(self.mlp_norm(h), h)
+        h = self.attention(x_BSM, self.attention_norm, rope, memory)
+        out: Tensor = self.mlp(h, self.mlp_norm)
         return out
 
 
@@ -129,8 +129,7 @@ class MCAR(nn.Module):
             x_BSM = block(x_BSM, rope, memory.layer(index))
         if keep is not None:
             x_BSM = x_BSM[:, keep]
-        logits: Tensor = self.head(self.norm(x_BSM))
-        return logits
+        return norm_linear(self.norm, self.head, x_BSM)
 
 
 _300M = Config(width=1024, layers=20, heads=16, kv_heads=4, mlp=4096, frames=16, reference_frames=8)

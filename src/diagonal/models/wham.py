@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import ops
+from diagonal.engine.kernels.product import Product
 from diagonal.engine.protocols import CacheSpec, Sampling, State, TokenLayerMemory, TokenMemory, Variant, WeightMap
-from diagonal.models.layers import LayerNorm, add_linear
+from diagonal.models.layers import LayerNorm, add_linear, norm_linear
 
 ACTION = (2,) * 12 + (11,) * 4  # values that each token of an action can take: 12 buttons, 4 stick axes
 HEADS = {1024: 16, 1792: 14, 2304: 18, 3072: 24}  # of the published sizes, by width: no shape tells
@@ -119,9 +119,9 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.width, 3 * config.width, bias=config.bias)
         self.c_proj = nn.Linear(config.width, config.width, bias=config.bias)
 
-    def forward(self, x_BSM: Tensor, residual_BSM: Tensor, memory: TokenLayerMemory) -> Tensor:
-        heads = Heads(self.c_attn(x_BSM), self.heads, self.head_dim)
-        return add_linear(residual_BSM, self.c_proj, memory.attend_heads(heads))
+    def forward(self, x_BSM: Tensor, norm: LayerNorm, memory: TokenLayerMemory) -> Tensor:
+        heads = Heads(norm_linear(norm, self.c_attn, x_BSM), self.heads, self.head_dim)
+        return add_linear(x_BSM, self.c_proj, memory.attend_heads(heads))
 
 
 class FeedForward(nn.Module):
@@ -132,8 +132,8 @@ class FeedForward(nn.Module):
         self.c_fc = nn.Linear(config.width, 4 * config.width, bias=config.bias)
         self.c_proj = nn.Linear(4 * config.width, config.width, bias=config.bias)
 
-    def forward(self, x_BSM: Tensor, residual_BSM: Tensor) -> Tensor:
-        return add_linear(residual_BSM, self.c_proj, ops(x_BSM).gelu(self.c_fc(x_BSM)))
+    def forward(self, x_BSM: Tensor, norm: LayerNorm) -> Tensor:
+        return add_linear(x_BSM, self.c_proj, norm_linear(norm, self.c_fc, x_BSM, "gelu"))
 
 
 class Block(nn.Module):
@@ -147,8 +147,8 @@ class Block(nn.Module):
         self.mlp = FeedForward(config)
 
     def forward(self, x_BSM: Tensor, memory: TokenLayerMemory) -> Tensor:
-        h = self.attn(self.ln_1(x_BSM), x_BSM, memory)
-        out: Tensor = self.mlp(self.ln_2(h), h)
+        h = self.attn(x_BSM, self.ln_1, memory)
+        out: Tensor = self.mlp(h, self.ln_2)
         return out
 
 
@@ -183,7 +183,7 @@ class WHAM(nn.Module):
             x_BSM = block(x_BSM, memory.layer(index))
         if keep is not None:
             x_BSM = x_BSM[:, keep]
-        return F.linear(self.ln_f(x_BSM), self.wte.weight)
+        return ops(x_BSM).product(x_BSM, Product(self.wte.weight, norm=self.ln_f.spec))
 
 
 def _released(config: Config) -> Variant:

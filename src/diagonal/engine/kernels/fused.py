@@ -7,15 +7,17 @@ A step at batch 1 has a handful of rows, so each of these is as long as a launch
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from diagonal.engine.heads import Heads
-from diagonal.engine.kernels import int8, plain
+from diagonal.engine.kernels import int8, narrow, plain
 from diagonal.engine.kernels.frames import frame_norm as frame_norm
 from diagonal.engine.kernels.latents import add_gated as add_gated
 from diagonal.engine.kernels.latents import add_norm as add_norm
+from diagonal.engine.kernels.product import Product
 from diagonal.engine.kernels.visibility import NOWHERE
 
 HEADS = 8  # of a program of `remember`: enough programs for every multiprocessor, yet not one for each 128 bytes
@@ -55,6 +57,26 @@ def gelu(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     _gelu[(triton.cdiv(x.numel(), COLUMNS),)](x, out, x.numel(), COLUMNS)
     return out
+
+
+def product(x: Tensor, asked: Product) -> Tensor:
+    """f(norm(x) W^T + bias), or that onto the residual, which is then gone: no further pass over it, and one rounding
+    less."""
+    cut = narrow.fitting(x, asked)
+    if cut is not None:
+        return narrow.run(x, asked, cut)
+    norm, residual = asked.norm, asked.residual
+    if norm is not None and norm.centred:
+        x = layer_norm(x, norm.weight, norm.bias, norm.eps)
+    elif norm is not None:
+        x = rms_norm(x, norm.gain, norm.eps)
+    if asked.act is None and residual is not None and residual.dtype == x.dtype == asked.weight_NK.dtype:
+        residual.view(-1, residual.shape[-1]).addmm_(x.flatten(0, -2), asked.weight_NK.t())
+        return residual if asked.bias_N is None else residual.add_(asked.bias_N)
+    out = F.linear(x, asked.weight_NK, asked.bias_N)
+    if asked.act is not None:
+        out = silu_mul(out) if asked.act == "silu" else gelu(out)
+    return out if residual is None else residual + out
 
 
 def norm_silu(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:

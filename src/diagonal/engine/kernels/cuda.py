@@ -1,0 +1,129 @@
+"""CUDA C++ kernels: compiled when they are first used, by the compiler that comes with PyTorch (NVRTC), and started
+through the driver with programmatic dependent launch, which Triton's compiler leaves too little freedom for.
+
+A kernel started so may begin while the one before it in its stream still runs. Until it has executed
+`griddepcontrol.wait` it must read nothing but weights.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+
+class _Value(ctypes.Union):
+    _fields_ = (("size", ctypes.c_char * 64), ("flag", ctypes.c_int))
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", _Value))
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+@cache
+def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL] | None:
+    """The compiler and the driver, or None where there are none."""
+    if torch.version.cuda is None:
+        return None
+    try:
+        return ctypes.CDLL(f"libnvrtc.so.{torch.version.cuda.split('.')[0]}"), ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
+def _loaded() -> tuple[ctypes.CDLL, ctypes.CDLL]:
+    found = libraries()
+    if found is None:
+        raise RuntimeError("CUDA's compiler (libnvrtc) is not there: set DIAGONAL_KERNELS=0 to do without kernels")
+    return found
+
+
+def _checked(code: int, what: str) -> None:
+    if code:
+        raise RuntimeError(f"{what} failed with CUDA error {code}")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A function of a compiled file, ready on one GPU."""
+
+    function: ctypes.c_void_p
+
+    def launch(
+        self, programs: int, threads: int, shared: int, arguments: Sequence[Tensor | int | float | None]
+    ) -> None:
+        """Start it on the current stream. Whole numbers are passed as int, others as float, tensors by address."""
+        values = [_argument(one) for one in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(one) for one in values))
+        early = _Attribute(id=STREAM_SERIALIZATION, value=_Value(flag=1))
+        stream = torch.cuda.current_stream().cuda_stream
+        launch = _Launch(programs, 1, 1, threads, 1, 1, shared, stream, ctypes.pointer(early), 1)
+        _checked(_loaded()[1].cuLaunchKernelEx(ctypes.byref(launch), self.function, pointers, None), "a launch")
+
+
+def _argument(value: Tensor | int | float | None) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float:
+    if value is None or isinstance(value, Tensor):
+        return ctypes.c_void_p(None if value is None else value.data_ptr())
+    return ctypes.c_int(value) if isinstance(value, int) else ctypes.c_float(value)
+
+
+def compile_kernel(path: Path, name: str, constants: Mapping[str, int], shared: int, device: torch.device) -> Kernel:
+    """The function `name` of a file for the GPU, with constants set and so many bytes of shared memory allowed."""
+    image, function, driver = compile_image(path, constants, device), ctypes.c_void_p(), _loaded()[1]
+    module = ctypes.c_void_p()  # never unloaded: kernels last as long as the process
+    with torch.cuda.device(device):
+        _checked(driver.cuModuleLoadData(ctypes.byref(module), image), "loading a kernel")
+        _checked(driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), f"finding {name}")
+        _checked(driver.cuFuncSetAttribute(function, DYNAMIC_SHARED_MEMORY, shared), "asking for shared memory")
+    return Kernel(function)
+
+
+def compile_image(path: Path, constants: Mapping[str, int], device: torch.device) -> bytes:
+    """Machine code of a file for the GPU."""
+    compiler, program = _loaded()[0], ctypes.c_void_p()
+    major, minor = torch.cuda.get_device_capability(device)
+    options = [
+        f"--gpu-architecture=sm_{major}{minor}",
+        "--std=c++17",
+        "-default-device",
+        *(f"-D{k}={v}" for k, v in constants.items()),
+    ]
+    source = path.read_bytes()
+    _checked(
+        compiler.nvrtcCreateProgram(ctypes.byref(program), source, path.name.encode(), 0, None, None),
+        "reading a kernel",
+    )
+    try:
+        given = (ctypes.c_char_p * len(options))(*(one.encode() for one in options))
+        if compiler.nvrtcCompileProgram(program, len(options), given):
+            said = _read(compiler.nvrtcGetProgramLogSize, compiler.nvrtcGetProgramLog, program)
+            raise RuntimeError(f"{path.name} does not compile with {' '.join(options)}:\n{said.decode()}")
+        return _read(compiler.nvrtcGetCUBINSize, compiler.nvrtcGetCUBIN, program)
+    finally:
+        compiler.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _read(ask_size: ctypes._NamedFuncPointer, ask: ctypes._NamedFuncPointer, program: ctypes.c_void_p) -> bytes:
+    """What the compiler has to give, of a size that it says first."""
+    size = ctypes.c_size_t()
+    _checked(ask_size(program, ctypes.byref(size)), "asking the compiler")
+    text = ctypes.create_string_buffer(size.value)
+    _checked(ask(program, text), "asking the compiler")
+    return text.raw

@@ -1,0 +1,197 @@
+// One product of a step with few tokens, with what stands before and after it:
+//
+//     out = f(norm(x) W^T + bias) [+ out]
+//
+// Such a product only reads weights, and is over before the memory runs at full speed. So everything that is not reading
+// has to be short, or to happen while weights are under way:
+//   - A program has tiles of 8 * TILES rows of W in their whole depth K, which its warps share. A warp's piece of W and of x
+//     are fragments of the tensor cores (m16n8k16), read straight from memory into registers: the order of columns within a
+//     product is free, so a lane takes eight neighbours at a time.
+//   - Weights of the first tile are asked for before the kernel waits for the one before it (programmatic dependent
+//     launch), those of the next tile before the sums of this one are made.
+//   - The norm is computed by every program for itself.
+//
+// Set when it is compiled: K, WARPS (K is 32 * WARPS * DEPTH), TILES, HALVES (of 8 tokens: 1, 2 or 4), NORM (0, 1: RMS,
+// 2: layer), GAIN, SHIFT, BIAS, ACT (0, 1: silu of the first half of the rows times the second, 2: gelu), ADD.
+
+typedef unsigned short half_t;  // the bits of a bfloat16
+typedef unsigned int pair_t;    // of two
+
+constexpr int THREADS = 32 * WARPS, SPAN = K / WARPS, DEPTH = SPAN / 32, TOKENS = 8 * HALVES, PAIRS = (HALVES + 1) / 2;
+constexpr int WIDE = 8 * TILES, COLUMNS = ACT == 1 ? WIDE / 2 : WIDE, LINE = WIDE + 4, OUTPUTS = TOKENS * COLUMNS;
+constexpr int SHARES = THREADS >= 2 * OUTPUTS ? 2 : 1;  // threads that add up one output
+static_assert(DEPTH * 32 * WARPS == K && WARPS % SHARES == 0 && OUTPUTS <= THREADS && (ACT != 1 || TILES % 2 == 0), "");
+
+__device__ __forceinline__ float low(pair_t v) { return __uint_as_float(v << 16); }
+__device__ __forceinline__ float high(pair_t v) { return __uint_as_float(v & 0xffff0000u); }
+__device__ __forceinline__ pair_t pack(float lo, float hi) {
+  pair_t out;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(hi), "f"(lo));
+  return out;
+}
+__device__ __forceinline__ float rounded(float v) { return low(pack(v, 0.f)); }
+
+__device__ __forceinline__ uint4 weights(const half_t* p) {  // read once: not worth a place in the first cache
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ uint4 written(const half_t* p) {  // by the kernel before: never ahead of the wait
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+__device__ __forceinline__ void mma(float* c, pair_t a0, pair_t a1, pair_t a2, pair_t a3, pair_t b0, pair_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+#if NORM
+// The sum of each token's row: of a lane's numbers, then of lanes, then of warps.
+__device__ __forceinline__ void sum_rows(float (&sums)[HALVES], float (*shared)[TOKENS], int warp, int lane) {
+#pragma unroll
+  for (int h = 0; h < HALVES; h++) {
+    float sum = sums[h];
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    if (lane % 4 == 0) shared[warp][h * 8 + lane / 4] = sum;
+  }
+  __syncthreads();
+#pragma unroll
+  for (int h = 0; h < HALVES; h++) {
+    sums[h] = 0.f;
+#pragma unroll
+    for (int other = 0; other < WARPS; other++) sums[h] += shared[other][h * 8 + lane / 4];
+  }
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+product(const half_t* x, const half_t* __restrict__ w, const half_t* __restrict__ gain, const half_t* __restrict__ shift,
+        const half_t* __restrict__ bias, half_t* out, int tokens, int rows, int tiles, float eps) {
+  extern __shared__ float parts[];  // [2][WARPS][TOKENS][LINE]
+  asm volatile("griddepcontrol.launch_dependents;");
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = warp * SPAN + lane % 4 * 8;
+
+  uint4 weight[TILES][DEPTH];
+  auto ask = [&](int tile) {
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+      const int up = ACT == 1 && n >= TILES / 2;
+      const int row = (up ? rows / 2 - COLUMNS : 0) + tile * COLUMNS + n * 8 + lane / 4;
+      const half_t* from = w + (size_t)min(row, rows - 1) * K + column;
+#pragma unroll
+      for (int i = 0; i < DEPTH; i++) weight[n][i] = weights(from + 32 * i);
+    }
+  };
+  ask(blockIdx.x);
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+
+  const half_t* from[HALVES];  // tokens beyond the last are read as the last, and nobody looks at their outputs
+#pragma unroll
+  for (int h = 0; h < HALVES; h++) from[h] = x + (size_t)min(h * 8 + lane / 4, tokens - 1) * K + column;
+
+#if NORM
+  __shared__ float sums[NORM][WARPS][TOKENS];
+  uint4 normed[DEPTH][HALVES];
+#pragma unroll
+  for (int i = 0; i < DEPTH; i++)
+#pragma unroll
+    for (int h = 0; h < HALVES; h++) normed[i][h] = written(from[h] + 32 * i);
+  float mean[HALVES] = {}, scale[HALVES] = {};
+  auto each = [&](auto change) {
+#pragma unroll
+    for (int i = 0; i < DEPTH; i++)
+#pragma unroll
+      for (int h = 0; h < HALVES; h++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) change(i, h, e, ((pair_t*)&normed[i][h])[e]);
+  };
+#if NORM == 2
+  each([&](int i, int h, int e, pair_t& v) { mean[h] += low(v) + high(v); });
+  sum_rows(mean, sums[1], warp, lane);
+#pragma unroll
+  for (int h = 0; h < HALVES; h++) mean[h] /= K;
+#endif
+  each([&](int i, int h, int e, pair_t& v) {
+    const float lo = low(v) - mean[h], hi = high(v) - mean[h];
+    scale[h] += lo * lo + hi * hi;
+  });
+  sum_rows(scale, sums[0], warp, lane);
+#pragma unroll
+  for (int h = 0; h < HALVES; h++) scale[h] = rsqrtf(scale[h] / K + eps);
+  each([&](int i, int h, int e, pair_t& v) {
+    float lo = (low(v) - mean[h]) * scale[h], hi = (high(v) - mean[h]) * scale[h];
+    if (NORM == 1) lo = rounded(lo), hi = rounded(hi);  // as LLaMA does, before the gain
+    const int at = column + 32 * i + 2 * e;
+    if (GAIN) { const pair_t by = *(const pair_t*)(gain + at); lo *= low(by), hi *= high(by); }
+    if (SHIFT) { const pair_t by = *(const pair_t*)(shift + at); lo += low(by), hi += high(by); }
+    v = pack(lo, hi);
+  });
+#endif
+
+  const int output = threadIdx.x / SHARES, share = threadIdx.x % SHARES, token = output / COLUMNS;
+  const int width = ACT == 1 ? rows / 2 : rows;
+  int buffer = 0;
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, buffer ^= 1) {
+    const int to = tile * COLUMNS + output % COLUMNS;
+    const bool mine = output < OUTPUTS && token < tokens && to < width && share == 0;
+    half_t* at = out + (size_t)token * width + to;
+    float add = 0.f, add_up = 0.f;
+    if (BIAS && mine) add = low(bias[to]), add_up = ACT == 1 ? low(bias[to + width]) : 0.f;
+    if (ADD && mine) add += low(*at);
+
+    float sum[TILES][PAIRS][4] = {};
+#pragma unroll
+    for (int i = 0; i < DEPTH; i++) {
+      uint4 read[2 * PAIRS] = {};
+#pragma unroll
+#if NORM
+      for (int h = 0; h < HALVES; h++) read[h] = normed[i][h];
+#else
+      for (int h = 0; h < HALVES; h++) read[h] = written(from[h] + 32 * i);
+#endif
+#pragma unroll
+      for (int n = 0; n < TILES; n++)
+#pragma unroll
+        for (int p = 0; p < PAIRS; p++) {
+          const uint4 a = read[2 * p], b = read[2 * p + 1], c = weight[n][i];
+          mma(sum[n][p], a.x, b.x, a.y, b.y, c.x, c.y);
+          mma(sum[n][p], a.z, b.z, a.w, b.w, c.z, c.w);
+        }
+    }
+    if (tile + gridDim.x < tiles) ask(tile + gridDim.x);
+
+    float(*part)[TOKENS][LINE] = (float(*)[TOKENS][LINE])(parts + buffer * WARPS * TOKENS * LINE);
+#pragma unroll
+    for (int n = 0; n < TILES; n++)
+#pragma unroll
+      for (int h = 0; h < HALVES; h++)
+        *(float2*)&part[warp][h * 8 + lane / 4][n * 8 + lane % 4 * 2] =
+            make_float2(sum[n][h / 2][h % 2 * 2], sum[n][h / 2][h % 2 * 2 + 1]);
+    __syncthreads();  // once a tile: the next one has the other buffer
+    if (output >= OUTPUTS) continue;
+    float total = 0.f, up = 0.f;
+#pragma unroll
+    for (int k = 0; k < WARPS / SHARES; k++) {
+      const float* from_warp = part[share * (WARPS / SHARES) + k][token] + output % COLUMNS;
+      total += from_warp[0];
+      if (ACT == 1) up += from_warp[COLUMNS];
+    }
+    if (SHARES == 2) {
+      total += __shfl_xor_sync(0xffffffffu, total, 1);
+      if (ACT == 1) up += __shfl_xor_sync(0xffffffffu, up, 1);
+    }
+    if (ACT == 1) {
+      total = rounded(total + add), up = rounded(up + add_up);  // as a product of its own would be
+      total = total / (1.f + __expf(-total)) * up;
+    } else if (ACT == 2) {
+      total = rounded(total + add);
+      total = total / (1.f + __expf(-1.5957691216057308f * (total + 0.044715f * total * total * total)));
+    } else {
+      total += add;
+    }
+    if (mine) *at = (half_t)pack(total, 0.f);
+  }
+}
