@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diagonal.engine.kernels.early import early, wait
 from diagonal.engine.kernels.visibility import BLOCK, Visibility
 
 HEAD_DIMS = (16, 32, 64, 128)
@@ -92,11 +93,14 @@ def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, pro
         KEYS=cut.keys,
         BLOCK=BLOCK,
         num_warps=4,
+        **early(q_BHSD.device),
     )
     if lse is not None:
         count = batch * queries * heads
         rows = _merged_rows(count, cut.parts, processors)
-        _merge_kernel[(triton.cdiv(count, rows),)](parts, lse, out_BSHD, count, D=width, PARTS=cut.parts, ROWS=rows)
+        _merge_kernel[(triton.cdiv(count, rows),)](
+            parts, lse, out_BSHD, count, D=width, PARTS=cut.parts, ROWS=rows, **early(q_BHSD.device)
+        )
     return out_BSHD.transpose(1, 2)
 
 
@@ -171,8 +175,11 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One tile of rows, one key head and one part of the keys: a softmax's mixture of values and its log-sum-exp."""
+    if EARLY:
+        wait()
     head, part = tl.program_id(1).to(tl.int64), tl.program_id(2)
     batch, kv_head = head // K, head % K
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -225,8 +232,11 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     D: tl.constexpr,
     PARTS: tl.constexpr,
     ROWS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Some rows: the parts' mixtures, weighted by the softmax of their log-sum-exps, -inf where a part saw nothing."""
+    if EARLY:
+        wait()
     row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
     real = row < N
     top = tl.full([ROWS], -1.0e30, tl.float32)  # finite: rows that saw nothing get weights of 0

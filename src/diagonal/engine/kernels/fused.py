@@ -14,6 +14,7 @@ from torch import Tensor
 
 from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import int8, narrow, plain
+from diagonal.engine.kernels.early import early, wait
 from diagonal.engine.kernels.frames import frame_norm as frame_norm
 from diagonal.engine.kernels.latents import add_gated as add_gated
 from diagonal.engine.kernels.latents import add_norm as add_norm
@@ -29,7 +30,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) * weight over the last dimension; rounded as the twin rounds, after the scale and after the weight."""
     x, width = x.contiguous(), x.shape[-1]
     out = torch.empty_like(x, dtype=torch.result_type(x, weight))
-    _rms_norm[(x.numel() // width,)](x, weight, out, width, eps, triton.next_power_of_2(width), num_warps=_warps(width))
+    block, rows = triton.next_power_of_2(width), x.numel() // width
+    _rms_norm[(rows,)](x, weight, out, width, eps, block, num_warps=_warps(width), **early(x.device))
     return out
 
 
@@ -38,7 +40,8 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     x = x.contiguous()
     out, width = torch.empty_like(x), x.shape[-1]
     block = triton.next_power_of_2(width)
-    _layer_norm[(x.numel() // width,)](x, weight, bias, out, width, eps, block, num_warps=_warps(width))
+    rows = x.numel() // width
+    _layer_norm[(rows,)](x, weight, bias, out, width, eps, block, num_warps=_warps(width), **early(x.device))
     return out
 
 
@@ -47,7 +50,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     gate_up = gate_up.contiguous()
     width = gate_up.shape[-1] // 2
     out = gate_up.new_empty(*gate_up.shape[:-1], width)
-    _silu_mul[(out.numel() // width, triton.cdiv(width, COLUMNS))](gate_up, out, width, COLUMNS)
+    _silu_mul[(out.numel() // width, triton.cdiv(width, COLUMNS))](gate_up, out, width, COLUMNS, **early(out.device))
     return out
 
 
@@ -55,7 +58,7 @@ def gelu(x: Tensor) -> Tensor:
     """The tanh form of GELU."""
     x = x.contiguous()
     out = torch.empty_like(x)
-    _gelu[(triton.cdiv(x.numel(), COLUMNS),)](x, out, x.numel(), COLUMNS)
+    _gelu[(triton.cdiv(x.numel(), COLUMNS),)](x, out, x.numel(), COLUMNS, **early(x.device))
     return out
 
 
@@ -137,7 +140,9 @@ def fp8_linear(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | N
 def needed_slots(fed_L: Tensor, step: Tensor) -> Tensor:
     """`Visibility.needed_L` at a step, once for all layers."""
     needed_L = torch.empty(len(fed_L), dtype=torch.int32, device=fed_L.device)
-    _needed[(triton.cdiv(len(fed_L), COLUMNS),)](fed_L, step, needed_L, len(fed_L), NOWHERE, COLUMNS)
+    _needed[(triton.cdiv(len(fed_L), COLUMNS),)](
+        fed_L, step, needed_L, len(fed_L), NOWHERE, COLUMNS, **early(fed_L.device)
+    )
     return needed_L
 
 
@@ -145,7 +150,7 @@ def take_row(rows_NR: Tensor, cursor: Tensor) -> Tensor:
     """The row at the cursor, which moves on."""
     row_R = torch.empty_like(rows_NR[0])
     width = len(row_R)
-    _take_row[(1,)](rows_NR, cursor, row_R, width, triton.next_power_of_2(width))
+    _take_row[(1,)](rows_NR, cursor, row_R, width, triton.next_power_of_2(width), **early(row_R.device))
     return row_R
 
 
@@ -164,7 +169,7 @@ def remember(heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: 
     grid = (inputs, batch, triton.cdiv(channels // width, HEADS))
     _remember[grid](
         qkv, cos, sin, slots_S, *norm, q_BHSD, k_cache_BKLD, v_cache_BKLD,
-        inputs, k_cache_BKLD.shape[2], count, kv_heads, width // 2, HEADS, num_warps=2,
+        inputs, k_cache_BKLD.shape[2], count, kv_heads, width // 2, HEADS, num_warps=2, **early(qkv.device),
     )  # fmt: skip
     return q_BHSD
 
@@ -229,8 +234,10 @@ def _add_bias(x, bias, other, out, size, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _needed(fed, step, needed, size, NOWHERE: tl.constexpr, BLOCK: tl.constexpr):
+def _needed(fed, step, needed, size, NOWHERE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """Some slots."""
+    if EARLY:
+        wait()
     slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = slot < size
     written = tl.load(fed + slot, mask=inside, other=0) <= tl.load(step)
@@ -238,8 +245,10 @@ def _needed(fed, step, needed, size, NOWHERE: tl.constexpr, BLOCK: tl.constexpr)
 
 
 @triton.jit
-def _take_row(rows, cursor, out, width, BLOCK: tl.constexpr):
+def _take_row(rows, cursor, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """One program, for the cursor must not move before all have read it."""
+    if EARLY:
+        wait()
     number = tl.load(cursor)
     column = tl.arange(0, BLOCK)
     tl.store(out + column, tl.load(rows + number * width + column, mask=column < width), mask=column < width)
@@ -248,8 +257,10 @@ def _take_row(rows, cursor, out, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _rms_norm(x, weight, out, width, eps, BLOCK: tl.constexpr):
+def _rms_norm(x, weight, out, width, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """One row."""
+    if EARLY:
+        wait()
     at = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -262,8 +273,10 @@ def _rms_norm(x, weight, out, width, eps, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _layer_norm(x, weight, bias, out, width, eps, BLOCK: tl.constexpr):
+def _layer_norm(x, weight, bias, out, width, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """One row."""
+    if EARLY:
+        wait()
     at = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -278,8 +291,10 @@ def _layer_norm(x, weight, bias, out, width, eps, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
+def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """Some columns of one row."""
+    if EARLY:
+        wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -289,8 +304,10 @@ def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _gelu(x, out, size, BLOCK: tl.constexpr):
+def _gelu(x, out, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """Some numbers: x sigmoid(2 sqrt(2/pi) (x + 0.044715 x^3)), which is 0.5 x (1 + tanh(...))."""
+    if EARLY:
+        wait()
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     one = tl.load(x + at, mask=at < size, other=0.0).to(tl.float32)
     inner = 1.5957691216057308 * (one + 0.044715 * one * one * one)
@@ -300,9 +317,11 @@ def _gelu(x, out, size, BLOCK: tl.constexpr):
 @triton.jit
 def _remember(
     qkv, cos_SD, sin_SD, slots_S, q_norm_D, k_norm_D, eps, q, k_cache, v_cache,
-    inputs, length, heads, kv_heads, HALF: tl.constexpr, HEADS: tl.constexpr,
+    inputs, length, heads, kv_heads, HALF: tl.constexpr, HEADS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Some heads of one input. Queries, keys and values go through the same lines; masks say where each is stored."""
+    if EARLY:
+        wait()
     s = tl.program_id(0)
     b = tl.program_id(1).to(tl.int64)
     h = tl.program_id(2) * HEADS + tl.arange(0, HEADS)

@@ -29,6 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diagonal.engine.kernels.early import early, wait
 from diagonal.engine.protocols import Sampling
 
 
@@ -57,6 +58,7 @@ def sample(logits_RV: Tensor, low_R: Tensor, high_R: Tensor, uniform_R: Tensor, 
         STEP=2**16 if logits_RV.dtype == torch.bfloat16 else 1,
         BLOCK=block,
         num_warps=warps,
+        **early(logits_RV.device),
     )
     return drawn_R
 
@@ -289,8 +291,11 @@ def _sample(
     KEEP_CROSSING: tl.constexpr,
     STEP: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """The token of one row."""
+    if EARLY:
+        wait()
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * stride
     low, high = tl.load(lows + index).to(tl.int32), tl.load(highs + index).to(tl.int32)
