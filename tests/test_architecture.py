@@ -34,6 +34,7 @@ ALLOWED = {
         "engine.heads",
         "engine.kernels",
         "engine.cache",
+        "engine.product",
         "models.layers",
         "models.mcar",
         "models.wan",

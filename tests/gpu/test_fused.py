@@ -110,7 +110,7 @@ def test_heads_are_remembered_as_in_the_plain_form(
 ) -> None:
     heads, cache, slots = _heads(shape, normed, dtype)
     if not turned:
-        heads = Heads(heads.qkv_BSC, heads.kv_heads, heads.head_dim, None, heads.norm)
+        heads = Heads(heads.qkv(), heads.kv_heads, heads.head_dim, None, heads.norm)
     wanted_cache = cache.clone()
     wanted = plain.remember(heads, wanted_cache[0], wanted_cache[1], slots)
     found = _run(heads, cache, slots)
@@ -134,7 +134,7 @@ def test_a_cache_of_another_dtype_gets_the_rounded_values() -> None:
 def test_what_the_kernel_cannot_read_is_refused() -> None:
     heads, cache, slots = _heads((2, 3, 4, 2, 16), False, torch.float32)
     assert heads.rope is not None
-    short = Heads(heads.qkv_BSC, 2, 16, (heads.rope[0][:2], heads.rope[1]))
+    short = Heads(heads.qkv(), 2, 16, (heads.rope[0][:2], heads.rope[1]))
     with pytest.raises(ValueError, match=r"cos: shape \(2, 16\) given"):
         _run(short, cache, slots)
     with pytest.raises(ValueError, match="contiguous"):

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import narrow, plain
-from diagonal.engine.kernels.product import Norm, Product
+from diagonal.engine.product import Norm, Pending, Product
+from diagonal.models.layers import rope_1d
 from tests.gpu import BFLOAT16, poisoned
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -75,6 +77,49 @@ def test_products_agree_with_float64(tokens: int, kind: str) -> None:
         bound = BFLOAT16 * (4 if product.norm or product.act else 1)
         assert (found.double() - wanted).abs().max() <= bound * wanted.abs().max(), (rows, depth)
     assert made >= 3
+
+
+@pytest.mark.parametrize(("batch", "inputs"), [(1, 1), (1, 14), (2, 7), (1, 16)])
+@pytest.mark.parametrize(
+    ("width", "heads", "kv_heads", "head"), [(2048, 32, 4, 64), (1024, 16, 4, 64), (512, 3, 1, 16)]
+)
+def test_heads_are_made_turned_and_remembered(
+    batch: int, inputs: int, width: int, heads: int, kv_heads: int, head: int
+) -> None:
+    from diagonal.engine.kernels import fused
+
+    torch.manual_seed(inputs)
+    length, x = 50, _random(batch, inputs, width)
+    product = _product("rms", inputs, (heads + 2 * kv_heads) * head, width)
+    slots = torch.randperm(length, device="cuda")[:inputs]
+    asked = Heads(Pending(x, product, fused.product), kv_heads, head, rope_1d(slots, head, 10000.0))
+    caches = _random(2, batch, kv_heads, length, head)
+    found, usual = caches.clone(), caches.clone()
+    cut = narrow.fitting_heads(asked, found[0], found[1], slots)
+    assert cut is not None and head == cut.HEAD
+    with poisoned():
+        q = fused.remember(asked, found[0], found[1], slots)
+    made = replace(asked, source=plain.product(x, product))
+    wanted = fused.remember(made, usual[0], usual[1], slots)
+    for one, other in ((q, wanted), (found, usual)):
+        assert (one - other).float().abs().max() <= 4 * BFLOAT16 * other.float().abs().max()
+    others = [slot for slot in range(length) if slot not in slots.tolist()]
+    assert torch.equal(found[:, :, :, others], caches[:, :, :, others])
+
+
+def test_heads_that_it_is_not_made_for_are_left_to_others() -> None:
+    x, product = _random(1, 3, 1024), _product("rms", 3, 24 * 64, 1024)
+    slots, cache = torch.arange(3, device="cuda"), _random(1, 4, 50, 64)
+    rope = rope_1d(slots, 64, 10000.0)
+    asked = Heads(Pending(x, product, plain.product), 4, 64, rope)
+    assert narrow.fitting_heads(asked, cache, cache, slots) is not None
+    short = replace(asked, rope=(rope[0][:2], rope[1]))
+    made = replace(asked, source=plain.product(x, product))
+    for other in (replace(asked, rope=None), short, made):
+        assert narrow.fitting_heads(other, cache, cache, slots) is None
+    assert narrow.fitting_heads(asked, cache.float(), cache, slots) is None
+    assert narrow.fitting_heads(asked, cache[:, :2], cache, slots) is None
+    assert narrow.fitting_heads(asked, cache, cache, slots.int()) is None
 
 
 def test_a_chain_of_products_gives_the_same_each_time_and_in_a_graph() -> None:

@@ -51,7 +51,7 @@ def test_heads_are_normed_rotated_and_remembered(dtype: torch.dtype, normed: boo
     heads = Heads(torch.randn(2, 3, (6 + 2 + 2) * 16, dtype=dtype), 2, 16, rope if turned else None, norm)
     with torch.no_grad():
         found = plain.remember(heads, k_cache, v_cache, slots)
-        q, k, v = heads.qkv_BSC.unflatten(-1, (-1, 16)).transpose(1, 2).split((6, 2, 2), dim=1)
+        q, k, v = heads.qkv().unflatten(-1, (-1, 16)).transpose(1, 2).split((6, 2, 2), dim=1)
         if normed:
             q, k = q_norm(q), k_norm(k)
         if turned:

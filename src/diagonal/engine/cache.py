@@ -68,7 +68,7 @@ class CacheLayer:
         return self._mixed(q_BHSD)
 
     def attend_heads(self, heads: Heads) -> Tensor:
-        return joined(self._mixed(ops(heads.qkv_BSC).remember(heads, self.k, self.v, self.step.slots_S)))
+        return joined(self._mixed(ops(heads.given).remember(heads, self.k, self.v, self.step.slots_S)))
 
     def _mixed(self, q_BHSD: Tensor) -> Tensor:
         extent, q = self.step.extent, q_BHSD.to(self.k.dtype)

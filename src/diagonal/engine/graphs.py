@@ -105,7 +105,7 @@ class DeviceStep:
     def by_slot(self, make: SlotMaker, slots_S: Tensor) -> tuple[Tensor, ...]:
         if not self.made:
             self.made.extend(make(torch.arange(self.cache.length, device=slots_S.device)))
-        return tuple(part.index_select(0, slots_S) for part in self.made)
+        return tuple(part[slots_S] for part in self.made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class DeviceLayer:
         return self._mixed(q_BHSD)
 
     def attend_heads(self, heads: Heads) -> Tensor:
-        return joined(self._mixed(ops(heads.qkv_BSC).remember(heads, self.k, self.v, self.step.seen.slots_S)))
+        return joined(self._mixed(ops(heads.given).remember(heads, self.k, self.v, self.step.seen.slots_S)))
 
     def _mixed(self, q_BHSD: Tensor) -> Tensor:
         return self.step.attend(q_BHSD.to(self.k.dtype), self.k, self.v, self.step.seen).to(q_BHSD.dtype)

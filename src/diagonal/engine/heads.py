@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from diagonal.engine.product import Pending
+
 Rope = tuple[Tensor, Tensor]  # cos and sin (S, D) in float32
 
 
@@ -24,25 +26,37 @@ class HeadNorm:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The channels of `qkv_BSC` are H heads of queries, then K of keys, then K of values, D wide each.
+    """H heads of queries, then K of keys, then K of values, D wide each, are the channels of `source`, which may be a
+    product that is still to be made.
 
     `rope` turns the pairs (x[i], x[i + D/2]) of queries and keys; None leaves them as they are.
     """
 
-    qkv_BSC: Tensor
+    source: Tensor | Pending
     kv_heads: int
     head_dim: int
     rope: Rope | None = None
     norm: HeadNorm | None = None
 
     @property
+    def given(self) -> Tensor:
+        """What there is so far: the channels, or what they are made of, (B, S, any)."""
+        return self.source.x if isinstance(self.source, Pending) else self.source
+
+    def qkv(self) -> Tensor:
+        """The channels (B, S, C), made now if they are not."""
+        return self.source.made() if isinstance(self.source, Pending) else self.source
+
+    @property
     def heads(self) -> int:
         """Heads of queries."""
-        return self.qkv_BSC.shape[-1] // self.head_dim - 2 * self.kv_heads
+        source = self.source
+        channels = len(source.asked.weight_NK) if isinstance(source, Pending) else source.shape[-1]
+        return channels // self.head_dim - 2 * self.kv_heads
 
     def split(self) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (B, H, S, D), keys and values (B, K, S, D), normed and rotated."""
-        heads = self.qkv_BSC.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        heads = self.qkv().unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         if self.norm is not None:
             q, k = rms_norm(q, self.norm.q_D, self.norm.eps), rms_norm(k, self.norm.k_D, self.norm.eps)

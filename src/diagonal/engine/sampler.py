@@ -54,9 +54,10 @@ class Sampler:
         if self._uniform_BL is None or self._ids_2L is None:
             raise ValueError("no random numbers drawn yet; call begin(length) before the first step of a window")
         batch = len(logits_BSV)
-        ids_2S = self._ids_2L.index_select(1, positions_S)
+        # Not index_select, which is slow on a GPU where little is asked for.
+        ids_2S = self._ids_2L[:, positions_S]
         low_R, high_R = ids_2S if batch == 1 else ids_2S.repeat(1, batch)
-        uniform_R = self._uniform_BL.index_select(1, positions_S).flatten()
+        uniform_R = self._uniform_BL[:, positions_S].flatten()
         draw = _draw(logits_BSV.device)
         drawn_R = draw(logits_BSV.flatten(0, 1), low_R, high_R, uniform_R, self.sampling)
         return drawn_R.view(batch, -1)

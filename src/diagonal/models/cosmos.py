@@ -17,7 +17,16 @@ from torch import Tensor, nn
 
 from diagonal.engine.heads import HeadNorm, Heads, Rope, joined
 from diagonal.engine.protocols import CacheSpec, Sampling, TokenLayerMemory, TokenMemory, Variant, WeightMap
-from diagonal.models.layers import RMSNorm, SwiGLU, add_linear, frequencies, norm_linear, turns
+from diagonal.models.layers import (
+    RMSNorm,
+    SwiGLU,
+    add_linear,
+    frequencies,
+    look_up,
+    norm_linear,
+    norm_linear_later,
+    turns,
+)
 
 LARGEST = (40, 64)  # rows and columns of the frames that the published models were trained on
 
@@ -142,7 +151,7 @@ class Attention(nn.Module):
 
     def forward(self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory) -> Tensor:
         of_heads = HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        heads = Heads(norm_linear(norm, self.qkv, x_BSM), self.kv_heads, self.head_dim, rope, of_heads)
+        heads = Heads(norm_linear_later(norm, self.qkv, x_BSM), self.kv_heads, self.head_dim, rope, of_heads)
         return add_linear(x_BSM, self.out, memory.attend_heads(heads))
 
 
@@ -250,7 +259,7 @@ class Cosmos(nn.Module):
         text: TextKV | None = None,
     ) -> Tensor:
         """Logits. Without `text` (from `context`) the text layers add nothing, as with a text of zeros only."""
-        x_BSM = self.embed(tokens_BS)
+        x_BSM = look_up(self.embed, tokens_BS)
         cos, sin, *tables = memory.by_slot(self._positions, slots_S)
         for index, block in enumerate(self.blocks):
             for table_SM in tables:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from diagonal.engine.heads import Rope
 from diagonal.engine.kernels import ops
-from diagonal.engine.kernels.product import Activation, Norm, Product
+from diagonal.engine.product import Activation, Norm, Pending, Product
 
 
 class RMSNorm(nn.Module):
@@ -101,6 +101,19 @@ def norm_linear(norm: RMSNorm | LayerNorm, linear: nn.Linear | ScaledRows, x: Te
         out: Tensor = linear(norm(x))
         return out if act is None else ops(out).silu_mul(out) if act == "silu" else ops(out).gelu(out)
     return ops(x).product(x, Product(linear.weight, linear.bias, norm.spec, act))
+
+
+def norm_linear_later(norm: RMSNorm | LayerNorm, linear: nn.Linear | ScaledRows, x: Tensor) -> Tensor | Pending:
+    """linear(norm(x)), to be made by whoever can do it together with what comes next."""
+    if isinstance(linear, ScaledRows):
+        return norm_linear(norm, linear, x)
+    return Pending(x, Product(linear.weight, linear.bias, norm.spec), ops(x).product)
+
+
+def look_up(embedding: nn.Embedding, ids: Tensor) -> Tensor:
+    """Rows of an embedding. torch's own way to them is slow on a GPU where they are few, and quick with gradients."""
+    rows: Tensor = embedding(ids) if torch.is_grad_enabled() else embedding.weight[ids]
+    return rows
 
 
 def add_linear(residual: Tensor, linear: nn.Linear | ScaledRows, x: Tensor) -> Tensor:

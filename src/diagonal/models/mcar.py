@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from diagonal.engine.heads import Heads, Rope
 from diagonal.engine.protocols import CacheSpec, Sampling, TokenLayerMemory, TokenMemory, Variant, WeightMap
-from diagonal.models.layers import RMSNorm, SwiGLU, add_linear, norm_linear, rope_1d
+from diagonal.models.layers import RMSNorm, SwiGLU, add_linear, look_up, norm_linear, norm_linear_later, rope_1d
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
     def forward(self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory) -> Tensor:
-        heads = Heads(norm_linear(norm, self.qkv, x_BSM), self.kv_heads, self.head_dim, rope)
+        heads = Heads(norm_linear_later(norm, self.qkv, x_BSM), self.kv_heads, self.head_dim, rope)
         return add_linear(x_BSM, self.out, memory.attend_heads(heads))
 
 
@@ -123,7 +123,7 @@ class MCAR(nn.Module):
         return rope_1d(slots_S, self.config.head_dim, self.config.theta)
 
     def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: TokenMemory, keep: Tensor | None = None) -> Tensor:
-        x_BSM = self.embed(tokens_BS)
+        x_BSM = look_up(self.embed, tokens_BS)
         rope = memory.by_slot(self._rope, slots_S)
         for index, block in enumerate(self.blocks):
             x_BSM = block(x_BSM, rope, memory.layer(index))

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import ops
-from diagonal.engine.kernels.product import Product
+from diagonal.engine.product import Product
 from diagonal.engine.protocols import CacheSpec, Sampling, State, TokenLayerMemory, TokenMemory, Variant, WeightMap
-from diagonal.models.layers import LayerNorm, add_linear, norm_linear
+from diagonal.models.layers import LayerNorm, add_linear, look_up, norm_linear, norm_linear_later
 
 ACTION = (2,) * 12 + (11,) * 4  # values that each token of an action can take: 12 buttons, 4 stick axes
 HEADS = {1024: 16, 1792: 14, 2304: 18, 3072: 24}  # of the published sizes, by width: no shape tells
@@ -120,7 +120,7 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(config.width, config.width, bias=config.bias)
 
     def forward(self, x_BSM: Tensor, norm: LayerNorm, memory: TokenLayerMemory) -> Tensor:
-        heads = Heads(norm_linear(norm, self.c_attn, x_BSM), self.heads, self.head_dim)
+        heads = Heads(norm_linear_later(norm, self.c_attn, x_BSM), self.heads, self.head_dim)
         return add_linear(x_BSM, self.c_proj, memory.attend_heads(heads))
 
 
@@ -178,7 +178,7 @@ class WHAM(nn.Module):
         return CacheSpec(config.layers, config.heads, config.width // config.heads, group=1)
 
     def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: TokenMemory, keep: Tensor | None = None) -> Tensor:
-        x_BSM = self.wte(tokens_BS) + self.wpe(slots_S)
+        x_BSM = look_up(self.wte, tokens_BS) + look_up(self.wpe, slots_S)
         for index, block in enumerate(self.blocks):
             x_BSM = block(x_BSM, memory.layer(index))
         if keep is not None:

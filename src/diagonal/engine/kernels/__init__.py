@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import plain
-from diagonal.engine.kernels.product import Product
+from diagonal.engine.product import Product
 
 SWITCH = "DIAGONAL_KERNELS"
 

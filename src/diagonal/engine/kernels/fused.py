@@ -18,8 +18,8 @@ from diagonal.engine.kernels.early import early, wait
 from diagonal.engine.kernels.frames import frame_norm as frame_norm
 from diagonal.engine.kernels.latents import add_gated as add_gated
 from diagonal.engine.kernels.latents import add_norm as add_norm
-from diagonal.engine.kernels.product import Product
 from diagonal.engine.kernels.visibility import NOWHERE
+from diagonal.engine.product import Product
 
 HEADS = 8  # of a program of `remember`: enough programs for every multiprocessor, yet not one for each 128 bytes
 COLUMNS = 1024  # of a program of the activations
@@ -159,7 +159,10 @@ def remember(heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: 
 
     Slots are read on the GPU and trusted: one outside the cache would write outside of it.
     """
-    qkv, width, kv_heads = heads.qkv_BSC.contiguous(), heads.head_dim, heads.kv_heads
+    cut = narrow.fitting_heads(heads, k_cache_BKLD, v_cache_BKLD, slots_S)
+    if cut is not None:
+        return narrow.remember(heads, k_cache_BKLD, v_cache_BKLD, slots_S, cut)
+    qkv, width, kv_heads = heads.qkv().contiguous(), heads.head_dim, heads.kv_heads
     batch, inputs, channels = qkv.shape
     count = heads.heads
     _check(qkv, heads, (k_cache_BKLD, v_cache_BKLD), slots_S)

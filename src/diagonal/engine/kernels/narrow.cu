@@ -12,15 +12,19 @@
 //   - The norm is computed by every program for itself.
 //
 // Set when it is compiled: K, WARPS (K is 32 * WARPS * DEPTH), TILES, HALVES (of 8 tokens: 1, 2 or 4), NORM (0, 1: RMS,
-// 2: layer), GAIN, SHIFT, BIAS, ACT (0, 1: silu of the first half of the rows times the second, 2: gelu), ADD.
+// 2: layer), GAIN, SHIFT, BIAS, ACT (0, 1: silu of the first half of the rows times the second, 2: gelu, 3: none, but the
+// rows are heads of HEAD queries, keys and values: queries and keys are turned, keys and values go to the cache), ADD, HEAD.
 
 typedef unsigned short half_t;  // the bits of a bfloat16
 typedef unsigned int pair_t;    // of two
 
 constexpr int THREADS = 32 * WARPS, SPAN = K / WARPS, DEPTH = SPAN / 32, TOKENS = 8 * HALVES, PAIRS = (HALVES + 1) / 2;
-constexpr int WIDE = 8 * TILES, COLUMNS = ACT == 1 ? WIDE / 2 : WIDE, LINE = WIDE + 4, OUTPUTS = TOKENS * COLUMNS;
+constexpr bool PAIRED = ACT == 1 || ACT == 3;  // an output is made of two rows: one of a tile's first half, one of the other
+constexpr int WIDE = 8 * TILES, PAIR = WIDE / 2, COLUMNS = ACT == 1 ? PAIR : WIDE, LINE = WIDE + 4;
+constexpr int OUTPUTS = TOKENS * COLUMNS, A_HEAD = ACT == 3 ? HEAD / WIDE : 1;  // tiles of it
 constexpr int SHARES = THREADS >= 2 * OUTPUTS ? 2 : 1;  // threads that add up one output
-static_assert(DEPTH * 32 * WARPS == K && WARPS % SHARES == 0 && OUTPUTS <= THREADS && (ACT != 1 || TILES % 2 == 0), "");
+static_assert(DEPTH * 32 * WARPS == K && WARPS % SHARES == 0 && OUTPUTS <= THREADS, "");
+static_assert(ACT != 3 || (A_HEAD * WIDE == HEAD && !BIAS && !ADD), "");
 
 __device__ __forceinline__ float low(pair_t v) { return __uint_as_float(v << 16); }
 __device__ __forceinline__ float high(pair_t v) { return __uint_as_float(v & 0xffff0000u); }
@@ -69,7 +73,9 @@ __device__ __forceinline__ void sum_rows(float (&sums)[HALVES], float (*shared)[
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 product(const half_t* x, const half_t* __restrict__ w, const half_t* __restrict__ gain, const half_t* __restrict__ shift,
-        const half_t* __restrict__ bias, half_t* out, int tokens, int rows, int tiles, float eps) {
+        const half_t* __restrict__ bias, half_t* out, int tokens, int rows, int tiles, float eps, const float* cosines,
+        const float* sines, const long long* slots, half_t* keys, half_t* values, int inputs, int length, int heads,
+        int kv_heads) {
   extern __shared__ float parts[];  // [2][WARPS][TOKENS][LINE]
   asm volatile("griddepcontrol.launch_dependents;");
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = warp * SPAN + lane % 4 * 8;
@@ -78,8 +84,11 @@ product(const half_t* x, const half_t* __restrict__ w, const half_t* __restrict_
   auto ask = [&](int tile) {
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
-      const int up = ACT == 1 && n >= TILES / 2;
-      const int row = (up ? rows / 2 - COLUMNS : 0) + tile * COLUMNS + n * 8 + lane / 4;
+      int row = tile * COLUMNS + n * 8 + lane / 4;
+      if (PAIRED) {
+        const int own = n * 8 + lane / 4, first = ACT == 1 ? tile * PAIR : tile / A_HEAD * HEAD + tile % A_HEAD * PAIR;
+        row = first + (own < PAIR ? own : own - PAIR + (ACT == 1 ? rows / 2 : HEAD / 2));
+      }
       const half_t* from = w + (size_t)min(row, rows - 1) * K + column;
 #pragma unroll
       for (int i = 0; i < DEPTH; i++) weight[n][i] = weights(from + 32 * i);
@@ -132,15 +141,27 @@ product(const half_t* x, const half_t* __restrict__ w, const half_t* __restrict_
 #endif
 
   const int output = threadIdx.x / SHARES, share = threadIdx.x % SHARES, token = output / COLUMNS;
+  const int own = output % COLUMNS, first = PAIRED ? own % PAIR : own;
   const int width = ACT == 1 ? rows / 2 : rows;
   int buffer = 0;
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, buffer ^= 1) {
-    const int to = tile * COLUMNS + output % COLUMNS;
+    const int to = tile * COLUMNS + own;
     const bool mine = output < OUTPUTS && token < tokens && to < width && share == 0;
     half_t* at = out + (size_t)token * width + to;
     float add = 0.f, add_up = 0.f;
     if (BIAS && mine) add = low(bias[to]), add_up = ACT == 1 ? low(bias[to + width]) : 0.f;
     if (ADD && mine) add += low(*at);
+#if ACT == 3
+    const int head = tile / A_HEAD, part = head < heads ? 0 : head < heads + kv_heads ? 1 : 2;  // q, k or v
+    const int place = tile % A_HEAD * PAIR + first + (own < PAIR ? 0 : HEAD / 2), input = token % inputs;
+    float cosine = 1.f, sine = 0.f;
+    if (mine && part < 2) cosine = cosines[input * HEAD + place], sine = sines[input * HEAD + place];
+    if (mine && part == 0) at = out + ((size_t)(token / inputs * heads + head) * inputs + input) * HEAD + place;
+    if (mine && part > 0) {
+      const size_t line = (size_t)(token / inputs * kv_heads + head - heads - (part - 1) * kv_heads) * length;
+      at = (part == 1 ? keys : values) + (line + slots[input]) * HEAD + place;
+    }
+#endif
 
     float sum[TILES][PAIRS][4] = {};
 #pragma unroll
@@ -163,25 +184,25 @@ product(const half_t* x, const half_t* __restrict__ w, const half_t* __restrict_
     }
     if (tile + gridDim.x < tiles) ask(tile + gridDim.x);
 
-    float(*part)[TOKENS][LINE] = (float(*)[TOKENS][LINE])(parts + buffer * WARPS * TOKENS * LINE);
+    float(*sums_of)[TOKENS][LINE] = (float(*)[TOKENS][LINE])(parts + buffer * WARPS * TOKENS * LINE);
 #pragma unroll
     for (int n = 0; n < TILES; n++)
 #pragma unroll
       for (int h = 0; h < HALVES; h++)
-        *(float2*)&part[warp][h * 8 + lane / 4][n * 8 + lane % 4 * 2] =
+        *(float2*)&sums_of[warp][h * 8 + lane / 4][n * 8 + lane % 4 * 2] =
             make_float2(sum[n][h / 2][h % 2 * 2], sum[n][h / 2][h % 2 * 2 + 1]);
     __syncthreads();  // once a tile: the next one has the other buffer
     if (output >= OUTPUTS) continue;
     float total = 0.f, up = 0.f;
 #pragma unroll
     for (int k = 0; k < WARPS / SHARES; k++) {
-      const float* from_warp = part[share * (WARPS / SHARES) + k][token] + output % COLUMNS;
+      const float* from_warp = sums_of[share * (WARPS / SHARES) + k][token] + first;
       total += from_warp[0];
-      if (ACT == 1) up += from_warp[COLUMNS];
+      if (PAIRED) up += from_warp[PAIR];
     }
     if (SHARES == 2) {
       total += __shfl_xor_sync(0xffffffffu, total, 1);
-      if (ACT == 1) up += __shfl_xor_sync(0xffffffffu, up, 1);
+      if (PAIRED) up += __shfl_xor_sync(0xffffffffu, up, 1);
     }
     if (ACT == 1) {
       total = rounded(total + add), up = rounded(up + add_up);  // as a product of its own would be
@@ -189,6 +210,11 @@ product(const half_t* x, const half_t* __restrict__ w, const half_t* __restrict_
     } else if (ACT == 2) {
       total = rounded(total + add);
       total = total / (1.f + __expf(-1.5957691216057308f * (total + 0.044715f * total * total * total)));
+    } else if (ACT == 3) {
+#if ACT == 3
+      const float a = rounded(total), b = rounded(up);
+      total = own < PAIR ? a * cosine - b * sine : b * cosine + a * sine;
+#endif
     } else {
       total += add;
     }

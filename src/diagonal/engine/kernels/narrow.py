@@ -6,15 +6,16 @@ weights while the kernel before it still runs. Large products gain less, and som
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import cuda
-from diagonal.engine.kernels.product import Norm, Product
+from diagonal.engine.product import Norm, Pending, Product
 
 SIDE = 8  # tokens, or rows of weights, that the tensor cores take at a time
 CHUNK = 32  # columns that a warp takes at a time
@@ -23,6 +24,7 @@ ROUNDS = 8  # chunks of a warp, at most: it holds them all in registers
 NORMED = 8  # chunks of SIDE tokens that it holds beside them, to norm them
 HOPPER = 9  # since when a kernel can begin before the one before it has ended
 KINDS = {None: 0, "silu": 1, "gelu": 2}
+HEADS = 3  # the rows are heads of queries, keys and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +41,12 @@ class Cut:
     BIAS: bool
     ACT: int
     ADD: bool
-
-    @property
-    def paired(self) -> bool:
-        """Whether each output is made of two rows of weights."""
-        return KINDS["silu"] == self.ACT
+    HEAD: int = 0
 
     @property
     def columns(self) -> int:
         """Outputs of a token that a program makes at a time."""
-        return SIDE * self.TILES // (2 if self.paired else 1)
+        return SIDE * self.TILES // (2 if KINDS["silu"] == self.ACT else 1)
 
     @property
     def shared(self) -> int:
@@ -72,13 +70,11 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
         turns = -(-rows // (SIDE * tiles * processors))
         return turns * tiles, turns
 
-    paired = product.act == "silu"  # a tile of the first half and one of the second
-    tiles = 2 if paired else min((1, 2), key=work)
     norm = product.norm
     found = Cut(
         K=depth,
         WARPS=warps,
-        TILES=tiles,
+        TILES=min((1, 2), key=work),
         HALVES=halves,
         NORM=0 if norm is None else 2 if norm.centred else 1,
         GAIN=norm is not None and norm.weight is not None,
@@ -88,7 +84,8 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
         ADD=product.residual is not None,
     )
     outputs = SIDE * halves * found.columns  # one for each thread, or for two
-    return None if warps % 2 or outputs > 32 * warps or (paired and rows % (2 * SIDE)) else found
+    odd = product.act == "silu" and rows % (2 * SIDE)
+    return None if warps % 2 or outputs > 32 * warps or odd else found
 
 
 def fitting(x: Tensor, product: Product) -> Cut | None:
@@ -103,16 +100,52 @@ def fitting(x: Tensor, product: Product) -> Cut | None:
 
 def run(x: Tensor, product: Product, found: Cut) -> Tensor:
     """The product as `fitting` found it."""
-    x_MK, rows = x.contiguous().view(-1, found.K), len(product.weight_NK)
+    rows = len(product.weight_NK)
     width = rows // 2 if product.act == "silu" else rows
     out = x.new_empty(*x.shape[:-1], width) if product.residual is None else product.residual
+    _launch(x, product, found, out, (None,) * 5, (0,) * 4)
+    return out
+
+
+def fitting_heads(heads: Heads, k_BKLD: Tensor, v_BKLD: Tensor, slots_S: Tensor) -> Cut | None:
+    """How the kernel would make a product of heads, turn them, and write keys and values to the cache; None where it
+    cannot."""
+    source, rope = heads.source, heads.rope
+    if not isinstance(source, Pending) or rope is None or heads.norm is not None or heads.head_dim % (2 * SIDE):
+        return None
+    batch, inputs, width = *source.x.shape[:2], heads.head_dim
+    wanted = [
+        *((part, (inputs, width), torch.float32) for part in rope),
+        *((part, (batch, heads.kv_heads, part.shape[2], width), torch.bfloat16) for part in (k_BKLD, v_BKLD)),
+        (slots_S, (inputs,), torch.int64),
+    ]
+    if any(part.shape != shape or part.dtype != kind or not part.is_contiguous() for part, shape, kind in wanted):
+        return None
+    found = None if source.asked.bias_N is not None else fitting(source.x, source.asked)
+    return None if found is None else replace(found, ACT=HEADS, HEAD=width)
+
+
+def remember(heads: Heads, k_BKLD: Tensor, v_BKLD: Tensor, slots_S: Tensor, found: Cut) -> Tensor:
+    """What `fused.remember` does, and the product before it, as `fitting_heads` found it: queries (B, H, S, D)."""
+    assert isinstance(heads.source, Pending) and heads.rope is not None
+    x = heads.source.x
+    q_BHSD = x.new_empty(len(x), heads.heads, x.shape[1], heads.head_dim)
+    numbers = (x.shape[1], k_BKLD.shape[2], heads.heads, heads.kv_heads)
+    _launch(x, heads.source.asked, found, q_BHSD, (*heads.rope, slots_S, k_BKLD, v_BKLD), numbers)
+    return q_BHSD
+
+
+def _launch(
+    x: Tensor, product: Product, found: Cut, out: Tensor, tables: tuple[Tensor | None, ...], numbers: tuple[int, ...]
+) -> None:
+    """`tables` and `numbers` are those of heads."""
+    x_MK, rows = x.contiguous().view(-1, found.K), len(product.weight_NK)
     norm = product.norm or Norm(None, None, 0.0, centred=False)
-    tiles = -(-width // found.columns)
+    tiles = -(-rows // (SIDE * found.TILES))
     programs = min(tiles, _processors(x.device) or 1)
     tensors = (x_MK, product.weight_NK, norm.weight, norm.bias, product.bias_N, out)
-    kernel = _kernel(found, x.device)
-    kernel.launch(programs, 32 * found.WARPS, found.shared, (*tensors, len(x_MK), rows, tiles, float(norm.eps)))
-    return out
+    given = (*tensors, len(x_MK), rows, tiles, float(norm.eps), *tables, *numbers)
+    _kernel(found, x.device).launch(programs, 32 * found.WARPS, found.shared, given)
 
 
 @cache

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diagonal.engine.heads import Heads, rms_norm
-from diagonal.engine.kernels.product import Product
 from diagonal.engine.kernels.visibility import NOWHERE
+from diagonal.engine.product import Product
 
 __all__ = [
     "add_bias",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,3 +42,15 @@ class Product:
         """All its tensors."""
         norm = () if self.norm is None else (self.norm.weight, self.norm.bias)
         return [part for part in (self.weight_NK, self.bias_N, self.residual, *norm) if part is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A product that nobody has made yet: whoever needs it may make it together with something else."""
+
+    x: Tensor
+    asked: Product
+    make: Callable[[Tensor, Product], Tensor]
+
+    def made(self) -> Tensor:
+        return self.make(self.x, self.asked)
