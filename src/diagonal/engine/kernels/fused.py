@@ -63,8 +63,8 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def product(x: Tensor, asked: Product) -> Tensor:
-    """f(norm(x) W^T + bias), or that onto the residual, which is then gone: no further pass over it, and one rounding
-    less."""
+    """f(norm(x) W^T + bias), or that onto the residual, which may then be gone: no further pass over it, and one
+    rounding less."""
     cut = narrow.fitting(x, asked)
     if cut is not None:
         return narrow.run(x, asked, cut)
@@ -73,9 +73,10 @@ def product(x: Tensor, asked: Product) -> Tensor:
         x = layer_norm(x, norm.weight, norm.bias, norm.eps)
     elif norm is not None:
         x = rms_norm(x, norm.gain, norm.eps)
-    if asked.act is None and residual is not None and residual.dtype == x.dtype == asked.weight_NK.dtype:
+    alone = asked.act is None and asked.bias_N is None
+    if residual is not None and alone and residual.dtype == x.dtype == asked.weight_NK.dtype:
         residual.view(-1, residual.shape[-1]).addmm_(x.flatten(0, -2), asked.weight_NK.t())
-        return residual if asked.bias_N is None else residual.add_(asked.bias_N)
+        return residual
     out = F.linear(x, asked.weight_NK, asked.bias_N)
     if asked.act is not None:
         out = silu_mul(out) if asked.act == "silu" else gelu(out)

@@ -77,7 +77,9 @@ product(const half_t* x, const half_t* __restrict__ w, const half_t* __restrict_
         const float* sines, const long long* slots, half_t* keys, half_t* values, int inputs, int length, int heads,
         int kv_heads) {
   extern __shared__ float parts[];  // [2][WARPS][TOKENS][LINE]
-  asm volatile("griddepcontrol.launch_dependents;");
+  // The next kernel may begin as soon as it finds room. Not so attention, which comes after heads: its small programs would
+  // crowd on the processors that are free first.
+  if (ACT != 3) asm volatile("griddepcontrol.launch_dependents;");
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = warp * SPAN + lane % 4 * 8;
 
   uint4 weight[TILES][DEPTH];
@@ -115,7 +117,11 @@ product(const half_t* x, const half_t* __restrict__ w, const half_t* __restrict_
 #pragma unroll
       for (int h = 0; h < HALVES; h++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) change(i, h, e, ((pair_t*)&normed[i][h])[e]);
+        for (int e = 0; e < 4; e++) {
+          pair_t& v = ((pair_t*)&normed[i][h])[e];
+          asm volatile("" : "+r"(v));  // or the compiler would keep what it unpacked, in twice the registers
+          change(i, h, e, v);
+        }
   };
 #if NORM == 2
   each([&](int i, int h, int e, pair_t& v) { mean[h] += low(v) + high(v); });

@@ -20,8 +20,10 @@ from diagonal.engine.product import Norm, Pending, Product
 SIDE = 8  # tokens, or rows of weights, that the tensor cores take at a time
 CHUNK = 32  # columns that a warp takes at a time
 WARPS = 16  # of a program, at most
-ROUNDS = 8  # chunks of a warp, at most: it holds them all in registers
-NORMED = 8  # chunks of SIDE tokens that it holds beside them, to norm them
+ROUNDS = 8  # chunks of a warp, at most: more depth means more of x to read for every program
+TOKENS = 24  # of a step, at most
+REGISTERS = 65536  # of a multiprocessor, on which one program runs
+OTHERS = 30  # registers of a thread for what is neither weights nor tokens, about
 HOPPER = 9  # since when a kernel can begin before the one before it has ended
 KINDS = {None: 0, "silu": 1, "gelu": 2}
 HEADS = 3  # the rows are heads of queries, keys and values
@@ -58,12 +60,10 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
     """How a product of so many tokens is cut up, None where this kernel is not made for it."""
     rows, depth = product.weight_NK.shape
     chunks, halves = depth // CHUNK, -(-tokens // SIDE)
-    if depth % CHUNK or not chunks or halves not in (1, 2):
+    if depth % CHUNK or not chunks or not 1 <= tokens <= TOKENS:
         return None
     warps = max(size for size in range(1, WARPS + 1) if chunks % size == 0)
     rounds = chunks // warps
-    if rounds > ROUNDS or (product.norm is not None and rounds * halves > NORMED):
-        return None
 
     def work(tiles: int) -> tuple[int, int]:
         """Rows that the busiest program has, and in how many turns."""
@@ -83,9 +83,11 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
         ACT=KINDS[product.act],
         ADD=product.residual is not None,
     )
+    held = rounds * (found.TILES + (1 if norm is None else halves))  # of weights and tokens, 16 bytes each
     outputs = SIDE * halves * found.columns  # one for each thread, or for two
-    odd = product.act == "silu" and rows % (2 * SIDE)
-    return None if warps % 2 or outputs > 32 * warps or odd else found
+    full = rounds > ROUNDS or 4 * held + OTHERS > REGISTERS // (32 * warps)
+    odd = warps % 2 or (product.act == "silu" and rows % (2 * SIDE))
+    return None if full or odd or outputs > 32 * warps else found
 
 
 def fitting(x: Tensor, product: Product) -> Cut | None:
