@@ -111,8 +111,8 @@ def norm_linear_later(norm: RMSNorm | LayerNorm, linear: nn.Linear | ScaledRows,
 
 
 def look_up(embedding: nn.Embedding, ids: Tensor) -> Tensor:
-    """Rows of an embedding. torch's own way to them is slow on a GPU where they are few, and quick with gradients."""
-    rows: Tensor = embedding(ids) if torch.is_grad_enabled() else embedding.weight[ids]
+    """Rows of an embedding. On a GPU torch's own way to them takes 9 us where they are few, plain indexing 2."""
+    rows: Tensor = embedding.weight[ids] if ids.is_cuda and not torch.is_grad_enabled() else embedding(ids)
     return rows
 
 

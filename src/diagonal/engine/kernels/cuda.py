@@ -8,6 +8,7 @@ A kernel started so may begin while the one before it in its stream still runs. 
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -51,7 +52,7 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL] | None:
 def _loaded() -> tuple[ctypes.CDLL, ctypes.CDLL]:
     found = libraries()
     if found is None:
-        raise RuntimeError("CUDA's compiler (libnvrtc) is not there: set DIAGONAL_KERNELS=0 to do without kernels")
+        raise RuntimeError("CUDA's compiler (libnvrtc) and driver (libcuda) are not there")
     return found
 
 
@@ -65,17 +66,20 @@ class Kernel:
     """A function of a compiled file, ready on one GPU."""
 
     function: ctypes.c_void_p
+    device: torch.device
 
     def launch(
         self, programs: int, threads: int, shared: int, arguments: Sequence[Tensor | int | float | None]
     ) -> None:
-        """Start it on the current stream. Whole numbers are passed as int, others as float, tensors by address."""
+        """Start it on the GPU's current stream. Tensors go by address, whole numbers as int, others as float."""
         values = [_argument(one) for one in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(one) for one in values))
         early = _Attribute(id=STREAM_SERIALIZATION, value=_Value(flag=1))
-        stream = torch.cuda.current_stream().cuda_stream
+        stream = torch.cuda.current_stream(self.device).cuda_stream
         launch = _Launch(programs, 1, 1, threads, 1, 1, shared, stream, ctypes.pointer(early), 1)
-        _checked(_loaded()[1].cuLaunchKernelEx(ctypes.byref(launch), self.function, pointers, None), "a launch")
+        with torch.cuda.device(self.device):
+            code = _loaded()[1].cuLaunchKernelEx(ctypes.byref(launch), self.function, pointers, None)
+        _checked(code, "a launch")
 
 
 def _argument(value: Tensor | int | float | None) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float:
@@ -84,37 +88,50 @@ def _argument(value: Tensor | int | float | None) -> ctypes.c_void_p | ctypes.c_
     return ctypes.c_int(value) if isinstance(value, int) else ctypes.c_float(value)
 
 
+@cache
+def works(device: torch.device) -> bool:
+    """Whether kernels can be compiled for a GPU; if not, it is said once why."""
+    if libraries() is None:
+        problem = "there is no libnvrtc of PyTorch's version of CUDA"
+    else:
+        try:
+            compile_image(b'extern "C" __global__ void nothing() {}', "nothing.cu", {}, device)
+            return True
+        except RuntimeError as error:
+            problem = str(error)
+    warnings.warn(f"kernels in CUDA C++ are left out, others are slower: {problem}", stacklevel=2)
+    return False
+
+
 def compile_kernel(path: Path, name: str, constants: Mapping[str, int], shared: int, device: torch.device) -> Kernel:
     """The function `name` of a file for the GPU, with constants set and so many bytes of shared memory allowed."""
-    image, function, driver = compile_image(path, constants, device), ctypes.c_void_p(), _loaded()[1]
+    image = compile_image(path.read_bytes(), path.name, constants, device)
+    driver, function = _loaded()[1], ctypes.c_void_p()
     module = ctypes.c_void_p()  # never unloaded: kernels last as long as the process
     with torch.cuda.device(device):
         _checked(driver.cuModuleLoadData(ctypes.byref(module), image), "loading a kernel")
         _checked(driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), f"finding {name}")
         _checked(driver.cuFuncSetAttribute(function, DYNAMIC_SHARED_MEMORY, shared), "asking for shared memory")
-    return Kernel(function)
+    return Kernel(function, device)
 
 
-def compile_image(path: Path, constants: Mapping[str, int], device: torch.device) -> bytes:
-    """Machine code of a file for the GPU."""
+def compile_image(source: bytes, name: str, constants: Mapping[str, int], device: torch.device) -> bytes:
+    """Machine code for the GPU."""
     compiler, program = _loaded()[0], ctypes.c_void_p()
     major, minor = torch.cuda.get_device_capability(device)
     options = [
         f"--gpu-architecture=sm_{major}{minor}",
         "--std=c++17",
         "-default-device",
-        *(f"-D{k}={v}" for k, v in constants.items()),
+        *(f"-D{key}={value}" for key, value in constants.items()),
     ]
-    source = path.read_bytes()
-    _checked(
-        compiler.nvrtcCreateProgram(ctypes.byref(program), source, path.name.encode(), 0, None, None),
-        "reading a kernel",
-    )
+    made = compiler.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), 0, None, None)
+    _checked(made, "reading a kernel")
     try:
         given = (ctypes.c_char_p * len(options))(*(one.encode() for one in options))
         if compiler.nvrtcCompileProgram(program, len(options), given):
             said = _read(compiler.nvrtcGetProgramLogSize, compiler.nvrtcGetProgramLog, program)
-            raise RuntimeError(f"{path.name} does not compile with {' '.join(options)}:\n{said.decode()}")
+            raise RuntimeError(f"{name} does not compile with {' '.join(options)}:\n{said.rstrip(bytes(1)).decode()}")
         return _read(compiler.nvrtcGetCUBINSize, compiler.nvrtcGetCUBIN, program)
     finally:
         compiler.nvrtcDestroyProgram(ctypes.byref(program))

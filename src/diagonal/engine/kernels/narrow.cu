@@ -11,12 +11,16 @@
 //     launch), those of the next tile before the sums of this one are made.
 //   - The norm is computed by every program for itself.
 //
-// Set when it is compiled: K, WARPS (K is 32 * WARPS * DEPTH), TILES, HALVES (of 8 tokens: 1, 2 or 4), NORM (0, 1: RMS,
-// 2: layer), GAIN, SHIFT, BIAS, ACT (0, 1: silu of the first half of the rows times the second, 2: gelu, 3: none, but the
-// rows are heads of HEAD queries, keys and values: queries and keys are turned, keys and values go to the cache), ADD, HEAD.
+// Set when it is compiled: K, which is 32 * WARPS * DEPTH; WARPS; TILES; HALVES, of 8 tokens each; NORM (0, 1: RMS, 2: layer)
+// with GAIN and SHIFT; BIAS; ADD; and ACT:
+//   0  none
+//   1  silu of the first half of the rows times the second
+//   2  gelu, its tanh form
+//   3  none, but the rows are heads of queries, keys and values, HEAD wide: queries and keys are turned by their position,
+//      keys and values go to their slots of the cache
 
-typedef unsigned short half_t;  // the bits of a bfloat16
-typedef unsigned int pair_t;    // of two
+typedef unsigned short bf16_t;  // its bits
+typedef unsigned int pair_t;    // those of two
 
 constexpr int THREADS = 32 * WARPS, SPAN = K / WARPS, DEPTH = SPAN / 32, TOKENS = 8 * HALVES, PAIRS = (HALVES + 1) / 2;
 constexpr bool PAIRED = ACT == 1 || ACT == 3;  // an output is made of two rows: one of a tile's first half, one of the other
@@ -35,13 +39,13 @@ __device__ __forceinline__ pair_t pack(float lo, float hi) {
 }
 __device__ __forceinline__ float rounded(float v) { return low(pack(v, 0.f)); }
 
-__device__ __forceinline__ uint4 weights(const half_t* p) {  // read once: not worth a place in the first cache
+__device__ __forceinline__ uint4 weights(const bf16_t* p) {  // read once: not worth a place in the first cache
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
-__device__ __forceinline__ uint4 written(const half_t* p) {  // by the kernel before: never ahead of the wait
+__device__ __forceinline__ uint4 written(const bf16_t* p) {  // by the kernel before: never ahead of the wait
   uint4 v;
   asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
@@ -72,9 +76,9 @@ __device__ __forceinline__ void sum_rows(float (&sums)[HALVES], float (*shared)[
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-product(const half_t* x, const half_t* __restrict__ w, const half_t* __restrict__ gain, const half_t* __restrict__ shift,
-        const half_t* __restrict__ bias, half_t* out, int tokens, int rows, int tiles, float eps, const float* cosines,
-        const float* sines, const long long* slots, half_t* keys, half_t* values, int inputs, int length, int heads,
+product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict__ gain, const bf16_t* __restrict__ shift,
+        const bf16_t* __restrict__ bias, bf16_t* out, int tokens, int rows, int tiles, float eps, const float* cosines,
+        const float* sines, const long long* slots, bf16_t* keys, bf16_t* values, int inputs, int length, int heads,
         int kv_heads) {
   extern __shared__ float parts[];  // [2][WARPS][TOKENS][LINE]
   // The next kernel may begin as soon as it finds room. Not so attention, which comes after heads: its small programs would
@@ -91,7 +95,7 @@ product(const half_t* x, const half_t* __restrict__ w, const half_t* __restrict_
         const int own = n * 8 + lane / 4, first = ACT == 1 ? tile * PAIR : tile / A_HEAD * HEAD + tile % A_HEAD * PAIR;
         row = first + (own < PAIR ? own : own - PAIR + (ACT == 1 ? rows / 2 : HEAD / 2));
       }
-      const half_t* from = w + (size_t)min(row, rows - 1) * K + column;
+      const bf16_t* from = w + (size_t)min(row, rows - 1) * K + column;
 #pragma unroll
       for (int i = 0; i < DEPTH; i++) weight[n][i] = weights(from + 32 * i);
     }
@@ -99,7 +103,7 @@ product(const half_t* x, const half_t* __restrict__ w, const half_t* __restrict_
   ask(blockIdx.x);
   asm volatile("griddepcontrol.wait;" ::: "memory");
 
-  const half_t* from[HALVES];  // tokens beyond the last are read as the last, and nobody looks at their outputs
+  const bf16_t* from[HALVES];  // tokens beyond the last are read as the last, and nobody looks at their outputs
 #pragma unroll
   for (int h = 0; h < HALVES; h++) from[h] = x + (size_t)min(h * 8 + lane / 4, tokens - 1) * K + column;
 
@@ -153,7 +157,7 @@ product(const half_t* x, const half_t* __restrict__ w, const half_t* __restrict_
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x, buffer ^= 1) {
     const int to = tile * COLUMNS + own;
     const bool mine = output < OUTPUTS && token < tokens && to < width && share == 0;
-    half_t* at = out + (size_t)token * width + to;
+    bf16_t* at = out + (size_t)token * width + to;
     float add = 0.f, add_up = 0.f;
     if (BIAS && mine) add = low(bias[to]), add_up = ACT == 1 ? low(bias[to + width]) : 0.f;
     if (ADD && mine) add += low(*at);
@@ -210,20 +214,18 @@ product(const half_t* x, const half_t* __restrict__ w, const half_t* __restrict_
       total += __shfl_xor_sync(0xffffffffu, total, 1);
       if (PAIRED) up += __shfl_xor_sync(0xffffffffu, up, 1);
     }
-    if (ACT == 1) {
-      total = rounded(total + add), up = rounded(up + add_up);  // as a product of its own would be
-      total = total / (1.f + __expf(-total)) * up;
-    } else if (ACT == 2) {
-      total = rounded(total + add);
-      total = total / (1.f + __expf(-1.5957691216057308f * (total + 0.044715f * total * total * total)));
-    } else if (ACT == 3) {
-#if ACT == 3
-      const float a = rounded(total), b = rounded(up);
-      total = own < PAIR ? a * cosine - b * sine : b * cosine + a * sine;
+#if ACT == 1
+    total = rounded(total + add), up = rounded(up + add_up);  // as a product of its own would be
+    total = total / (1.f + __expf(-total)) * up;
+#elif ACT == 2
+    total = rounded(total + add);
+    total = total / (1.f + __expf(-1.5957691216057308f * (total + 0.044715f * total * total * total)));
+#elif ACT == 3
+    total = rounded(total), up = rounded(up);
+    total = own < PAIR ? total * cosine - up * sine : up * cosine + total * sine;
+#else
+    total += add;
 #endif
-    } else {
-      total += add;
-    }
-    if (mine) *at = (half_t)pack(total, 0.f);
+    if (mine) *at = (bf16_t)pack(total, 0.f);
   }
 }

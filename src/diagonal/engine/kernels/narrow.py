@@ -92,12 +92,12 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
 
 def fitting(x: Tensor, product: Product) -> Cut | None:
     """How the kernel would make a product, None where it cannot, or where others are faster."""
-    alike = all(part.dtype == torch.bfloat16 == x.dtype and part.is_contiguous() for part in product.parts())
-    if not alike or x.device.type != "cuda" or _processors(x.device) is None or not x.numel():
+    parts, both = product.parts(), product.act is not None and product.residual is not None
+    alike = all(part.dtype == torch.bfloat16 == x.dtype and part.is_contiguous() for part in parts)
+    if both or not alike or x.device.type != "cuda" or (x.data_ptr() | product.weight_NK.data_ptr()) % 16:
         return None
-    if product.act is not None and product.residual is not None:
-        return None
-    return cut(x.numel() // x.shape[-1], product, _processors(x.device) or 1)
+    processors = _processors(x.device)
+    return cut(x.numel() // x.shape[-1], product, processors) if processors else None
 
 
 def run(x: Tensor, product: Product, found: Cut) -> Tensor:
@@ -144,17 +144,17 @@ def _launch(
     x_MK, rows = x.contiguous().view(-1, found.K), len(product.weight_NK)
     norm = product.norm or Norm(None, None, 0.0, centred=False)
     tiles = -(-rows // (SIDE * found.TILES))
-    programs = min(tiles, _processors(x.device) or 1)
+    programs = min(tiles, _processors(x.device))
     tensors = (x_MK, product.weight_NK, norm.weight, norm.bias, product.bias_N, out)
     given = (*tensors, len(x_MK), rows, tiles, float(norm.eps), *tables, *numbers)
     _kernel(found, x.device).launch(programs, 32 * found.WARPS, found.shared, given)
 
 
 @cache
-def _processors(device: torch.device) -> int | None:
-    """Streaming multiprocessors of a GPU on which the kernel runs, None for others."""
+def _processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU on which the kernel runs, 0 for others."""
     gpu = torch.cuda.get_device_properties(device)
-    return gpu.multi_processor_count if gpu.major >= HOPPER and cuda.libraries() is not None else None
+    return gpu.multi_processor_count if gpu.major >= HOPPER and cuda.works(device) else 0
 
 
 @cache

@@ -1,0 +1,141 @@
+"""How kernels in CUDA C++ are compiled and started, with a compiler and a driver that only note what they are told."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from diagonal.engine.kernels import cuda
+
+DEVICE = torch.device("cuda", 0)
+LOG = b"line 1: no\0"
+
+
+class Libraries:
+    """Both libraries in one: NVRTC's calls and the driver's."""
+
+    def __init__(self) -> None:
+        self.options: list[str] = []
+        self.refuses = False
+        self.code = 0
+        self.launched: dict[str, Any] = {}
+
+    def nvrtcCreateProgram(self, program: Any, source: bytes, name: bytes, *rest: Any) -> int:  # noqa: N802
+        self.source = source
+        return 0
+
+    def nvrtcCompileProgram(self, program: Any, count: int, options: Any) -> int:  # noqa: N802
+        self.options = [options[index].decode() for index in range(count)]
+        return int(self.refuses)
+
+    def nvrtcGetProgramLogSize(self, program: Any, size: Any) -> int:  # noqa: N802
+        size._obj.value = len(LOG)
+        return 0
+
+    def nvrtcGetProgramLog(self, program: Any, text: Any) -> int:  # noqa: N802
+        text.raw = LOG
+        return 0
+
+    def nvrtcGetCUBINSize(self, program: Any, size: Any) -> int:  # noqa: N802
+        size._obj.value = 3
+        return 0
+
+    def nvrtcGetCUBIN(self, program: Any, text: Any) -> int:  # noqa: N802
+        text.raw = b"\0ab"  # machine code has zeros
+        return 0
+
+    def nvrtcDestroyProgram(self, program: Any) -> int:  # noqa: N802
+        return 0
+
+    def cuLaunchKernelEx(self, launch: Any, function: Any, pointers: Any, extra: Any) -> int:  # noqa: N802
+        given = launch._obj
+        early = given.attributes[0]
+        self.launched = {
+            "grid": (given.grid_x, given.grid_y, given.grid_z),
+            "block": (given.block_x, given.block_y, given.block_z),
+            "shared": given.shared,
+            "stream": given.stream,
+            "early": (given.count, early.id, early.value.flag),
+            "pointer": ctypes.c_void_p.from_address(pointers[0]).value,
+            "nothing": ctypes.c_void_p.from_address(pointers[1]).value,
+            "whole": ctypes.c_int.from_address(pointers[2]).value,
+            "real": ctypes.c_float.from_address(pointers[3]).value,
+        }
+        return self.code
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Libraries]:
+    libraries = Libraries()
+    monkeypatch.setattr(cuda, "libraries", lambda: (libraries, libraries))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    cuda.works.cache_clear()
+    yield libraries
+    cuda.works.cache_clear()
+
+
+def test_what_the_driver_reads_has_its_layout() -> None:
+    """As cuda.h says, on a machine of 64 bits."""
+    assert ctypes.sizeof(cuda._Attribute) == 72 and cuda._Attribute.value.offset == 8
+    assert ctypes.sizeof(cuda._Launch) == 56 and cuda._Launch.stream.offset == 32
+
+
+def test_a_kernel_is_started_early_with_its_arguments(fake: Libraries) -> None:
+    given = torch.zeros(3)
+    cuda.Kernel(ctypes.c_void_p(5), DEVICE).launch(132, 512, 1000, (given, None, 14, 0.5))
+    assert fake.launched == {
+        "grid": (132, 1, 1),
+        "block": (512, 1, 1),
+        "shared": 1000,
+        "stream": 77,
+        "early": (1, cuda.STREAM_SERIALIZATION, 1),
+        "pointer": given.data_ptr(),
+        "nothing": None,
+        "whole": 14,
+        "real": 0.5,
+    }
+
+
+def test_a_launch_that_fails_says_so(fake: Libraries) -> None:
+    fake.code = 701
+    with pytest.raises(RuntimeError, match="a launch failed with CUDA error 701"):
+        cuda.Kernel(ctypes.c_void_p(5), DEVICE).launch(1, 32, 0, (None, None, 1, 1.0))
+
+
+def test_a_file_is_compiled_for_the_gpu_with_its_constants(fake: Libraries) -> None:
+    assert cuda.compile_image(b"source", "one.cu", {"K": 64, "ADD": 1}, DEVICE) == b"\0ab"
+    assert fake.source == b"source"
+    assert fake.options[0] == "--gpu-architecture=sm_90" and fake.options[-2:] == ["-DK=64", "-DADD=1"]
+
+
+def test_what_does_not_compile_says_why(fake: Libraries) -> None:
+    fake.refuses = True
+    with pytest.raises(RuntimeError, match=r"one.cu does not compile with .*-DK=64:\nline 1: no$"):
+        cuda.compile_image(b"source", "one.cu", {"K": 64}, DEVICE)
+
+
+def test_without_a_compiler_that_works_kernels_are_left_out_and_it_is_said(fake: Libraries) -> None:
+    assert cuda.works(DEVICE)
+    cuda.works.cache_clear()
+    fake.refuses = True
+    with pytest.warns(UserWarning, match="left out, others are slower: nothing.cu does not compile"):
+        assert not cuda.works(DEVICE)
+    assert not cuda.works(DEVICE)  # once
+
+
+def test_without_a_compiler_at_all_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda.works.cache_clear()
+    monkeypatch.setattr(cuda, "libraries", lambda: None)
+    with pytest.warns(UserWarning, match="no libnvrtc"):
+        assert not cuda.works(DEVICE)
+    cuda.works.cache_clear()
+    with pytest.raises(RuntimeError, match="not there"):
+        cuda.compile_image(b"source", "one.cu", {}, DEVICE)
