@@ -52,6 +52,24 @@ def test_the_kernel_draws_what_its_twin_draws(sampling: Sampling, size: int, dty
     assert int(different.sum()) <= count // 50  # a uniform number next to a boundary
 
 
+@pytest.mark.parametrize("sampling", [SAMPLINGS[0], SAMPLINGS[7]], ids=str)
+def test_tokens_are_drawn_into_their_places(sampling: Sampling) -> None:
+    """As a batch of rows would be: valid ids and random numbers are those of the place, and the rest stays."""
+    batch, inputs, length, size = 2, 5, 40, 200
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(batch, inputs, size, generator=generator).to(DEVICE)
+    low, uniform = torch.randint(90, (length,), generator=generator), torch.rand(batch, length, generator=generator)
+    ids, uniform = torch.stack([low, low + 100]).to(DEVICE), uniform.to(DEVICE)
+    places = torch.tensor([3, 39, 0, 17, 8], device=DEVICE)
+    tokens = torch.full((batch, length + 3), -7, device=DEVICE)[:, :length]  # a view, as a window's tokens are
+    kernels.sample_into(tokens, logits, ids, uniform, places, sampling)
+    first, end = ids[:, places].repeat(1, batch)
+    wanted = kernels.sample(logits.flatten(0, 1), first, end, uniform[:, places].flatten(), sampling)
+    assert torch.equal(tokens[:, places].flatten(), wanted)
+    others = [place for place in range(length) if place not in places.tolist()]
+    assert (tokens[:, others] == -7).all()
+
+
 @pytest.mark.parametrize("guesses", [0, 1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sampling", [SAMPLINGS[8], SAMPLINGS[12]], ids=str)

@@ -104,8 +104,10 @@ class DeviceStep:
 
     def by_slot(self, make: SlotMaker, slots_S: Tensor) -> tuple[Tensor, ...]:
         if not self.made:
-            self.made.extend(make(torch.arange(self.cache.length, device=slots_S.device)))
-        return tuple(part[slots_S] for part in self.made)
+            parts = make(torch.arange(self.cache.length, device=slots_S.device))
+            alike = len({part.shape for part in parts}) == 1
+            self.made.extend([torch.stack(parts)] if alike else [part[None] for part in parts])  # one look-up for all
+        return tuple(part for table in self.made for part in table[:, slots_S])
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +184,7 @@ class Graphs:
         seen = Visibility(slot, ops(slot).needed_slots(self._fed_L, step), whole, extent)
         memory = DeviceStep(self._cache, seen, self._attend, self._by_slot)
         logits_BSV = self._model(self._tokens_BL[:, read], slot, memory)
-        self._tokens_BL.index_copy_(1, write, self._sampler(logits_BSV, write))
+        self._sampler.into(self._tokens_BL, logits_BSV, write)
 
     def _record(self, table: Table) -> Any:
         """Run the step once, which also warms it up, then capture it with the cursor where it was."""

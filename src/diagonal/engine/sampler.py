@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,14 +16,6 @@ from diagonal.engine.kernels import usable
 from diagonal.engine.protocols import Sampling
 
 LIKELY = 256  # ids that nearly always hold the nucleus
-
-
-class Draw(Protocol):
-    """What draws a token from each row of logits: `sample`, or its kernel."""
-
-    def __call__(
-        self, logits_RV: Tensor, low_R: Tensor, high_R: Tensor, uniform_R: Tensor, sampling: Sampling
-    ) -> Tensor: ...
 
 
 @dataclass(slots=True)
@@ -51,16 +42,26 @@ class Sampler:
             row_L[:length].uniform_(generator=generator)
 
     def __call__(self, logits_BSV: Tensor, positions_S: Tensor) -> Tensor:
+        """The tokens at some positions of a window, (B, S)."""
+        ids_2L, uniform_BL = self._tables()
+        batch, ids_2S = len(logits_BSV), ids_2L[:, positions_S]
+        low_R, high_R = ids_2S if batch == 1 else ids_2S.repeat(1, batch)
+        drawn_R = sample(logits_BSV.flatten(0, 1), low_R, high_R, uniform_BL[:, positions_S].flatten(), self.sampling)
+        return drawn_R.view(batch, -1)
+
+    def into(self, tokens_BL: Tensor, logits_BSV: Tensor, positions_S: Tensor) -> None:
+        """Write the tokens at some positions of a window to their places; one kernel where it is usable."""
+        if not usable(tokens_BL.device):
+            tokens_BL[:, positions_S] = self(logits_BSV, positions_S)
+            return
+        from diagonal.engine.kernels.sampling import sample_into
+
+        sample_into(tokens_BL, logits_BSV, *self._tables(), positions_S, self.sampling)
+
+    def _tables(self) -> tuple[Tensor, Tensor]:
         if self._uniform_BL is None or self._ids_2L is None:
             raise ValueError("no random numbers drawn yet; call begin(length) before the first step of a window")
-        batch = len(logits_BSV)
-        # Not index_select, which takes a GPU 6 to 9 us where little is asked for, instead of 2.
-        ids_2S = self._ids_2L[:, positions_S]
-        low_R, high_R = ids_2S if batch == 1 else ids_2S.repeat(1, batch)
-        uniform_R = self._uniform_BL[:, positions_S].flatten()
-        draw = _draw(logits_BSV.device)
-        drawn_R = draw(logits_BSV.flatten(0, 1), low_R, high_R, uniform_R, self.sampling)
-        return drawn_R.view(batch, -1)
+        return self._ids_2L, self._uniform_BL
 
 
 def generators(seed: int | Sequence[int], batch: int, device: torch.device) -> list[torch.Generator]:
@@ -71,15 +72,6 @@ def generators(seed: int | Sequence[int], batch: int, device: torch.device) -> l
     if not all(0 <= one < 2**63 for one in seeds):
         raise ValueError(f"seed {seed} given; a seed is a whole number from 0 to 2^63 - 1")
     return [torch.Generator(device).manual_seed(one) for one in seeds]
-
-
-def _draw(device: torch.device) -> Draw:
-    """The kernel where it is usable, else its twin."""
-    if usable(device):
-        from diagonal.engine.kernels import sampling
-
-        return sampling.sample
-    return sample
 
 
 def sample(logits_RV: Tensor, low_R: Tensor, high_R: Tensor, uniform_R: Tensor, sampling: Sampling) -> Tensor:

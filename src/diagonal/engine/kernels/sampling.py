@@ -35,19 +35,31 @@ from diagonal.engine.protocols import Sampling
 
 def sample(logits_RV: Tensor, low_R: Tensor, high_R: Tensor, uniform_R: Tensor, sampling: Sampling) -> Tensor:
     """One id (R,) from each row; the rule is that of `engine.sampler.sample`."""
+    drawn_R = torch.empty(len(logits_RV), dtype=torch.long, device=logits_RV.device)
+    _draw(logits_RV, (low_R, high_R, uniform_R[None], None, drawn_R[None]), sampling)
+    return drawn_R
+
+
+def sample_into(
+    tokens_BL: Tensor, logits_BSV: Tensor, ids_2L: Tensor, uniform_BL: Tensor, positions_S: Tensor, sampling: Sampling
+) -> None:
+    """Draw the tokens at some positions and write them there: ids and random numbers are found by position too."""
+    _draw(logits_BSV.flatten(0, 1), (ids_2L[0], ids_2L[1], uniform_BL, positions_S, tokens_BL), sampling)
+
+
+def _draw(logits_RV: Tensor, tables: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor], sampling: Sampling) -> None:
+    """One id from each row. `tables` are the first valid id, the end, a random number, the position and the token."""
     rows, ids = logits_RV.shape
+    low, high, uniform, positions, drawn = tables
     if logits_RV.stride(1) != 1:
         raise ValueError(f"logits with strides {logits_RV.stride()} given; a row's ids must lie side by side")
-    drawn_R = torch.empty(rows, dtype=torch.long, device=logits_RV.device)
     greedy = sampling.temperature == 0
     block, warps = _tile(ids)
     _sample[(rows,)](
         logits_RV,
-        low_R,
-        high_R,
-        uniform_R,
-        drawn_R,
-        logits_RV.stride(0),
+        *(low, high, uniform, positions, drawn),
+        rows if positions is None else len(positions),
+        *(logits_RV.stride(0), uniform.stride(0), drawn.stride(0)),
         1.0 if greedy else sampling.temperature,
         sampling.top_k or ids,
         1.0 if sampling.top_p is None else sampling.top_p,
@@ -60,7 +72,6 @@ def sample(logits_RV: Tensor, low_R: Tensor, high_R: Tensor, uniform_R: Tensor, 
         num_warps=warps,
         **early(logits_RV.device),
     )
-    return drawn_R
 
 
 def _tile(ids: int) -> tuple[int, int]:
@@ -280,8 +291,12 @@ def _sample(
     lows,
     highs,
     uniforms,
+    positions,  # None: as the rows are numbered
     drawn,
+    inputs,  # rows of a sample
     stride,
+    uniform_stride,
+    drawn_stride,
     temperature,
     top_k,
     top_p,
@@ -297,8 +312,10 @@ def _sample(
     if EARLY:
         wait()
     index = tl.program_id(0).to(tl.int64)
-    row = logits + index * stride
-    low, high = tl.load(lows + index).to(tl.int32), tl.load(highs + index).to(tl.int32)
+    row, batch, place = logits + index * stride, index // inputs, index % inputs
+    if positions is not None:
+        place = tl.load(positions + place)
+    low, high = tl.load(lows + place).to(tl.int32), tl.load(highs + place).to(tl.int32)
     floor, scale = -float("inf"), LOG2_E / temperature
     origin = tl.max(_load(row, low // BLOCK * BLOCK, low, high, BLOCK)[1], axis=0)  # for want of the top
     if GREEDY:
@@ -330,5 +347,6 @@ def _sample(
             # What crosses is kept, or is not; the greatest are in any case.
             kept = KEEP_CROSSING | (crossing == _key(top))
             floor, whole = _number(tl.where(kept, crossing - STEP, crossing)), tl.where(kept, heavy, light)
-        token = _walk(row, low, high, floor, origin, scale, tl.load(uniforms + index) * whole, BLOCK)
-    tl.store(drawn + index, token.to(tl.int64))
+        uniform = tl.load(uniforms + batch * uniform_stride + place)
+        token = _walk(row, low, high, floor, origin, scale, uniform * whole, BLOCK)
+    tl.store(drawn + batch * drawn_stride + place, token.to(tl.int64))
