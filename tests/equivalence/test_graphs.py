@@ -11,7 +11,7 @@ import torch
 from diagonal import Grid, Layout, Plan, Sampling, make_plan
 from diagonal.engine.decode import Video, decode, plans, rollout, spans
 from diagonal.engine.graphs import WIDTHS, Graphs, padded, tables
-from diagonal.engine.kernels.visibility import BLOCK, attend_reference, whole_blocks
+from diagonal.engine.kernels.visibility import BLOCK, NOWHERE, attend_reference, whole_blocks
 from diagonal.engine.runner import Eager, make_runner
 from diagonal.plan import NONE, Order
 from tests.tiny import GREEDY, TINY, build, new_cache, random_prompt, sampler, tiny_config
@@ -68,27 +68,30 @@ def test_windows_of_several_plans_share_one_runner() -> None:
 
 def test_tables_hold_every_step_once_at_its_width() -> None:
     plan = _plan(tiny_config("mcar/tiny"), "diagonal:k=1,d=1")
-    found = tables(plan, torch.device("cpu"))
-    seen, most = [], 0
+    found, fed = tables(plan, torch.device("cpu")), torch.from_numpy(plan.first_fed)
+    numbers, most = [], 0
     for width, table in found.items():
         assert width in WIDTHS
-        for _ in range(len(table.rows)):
-            read, slot, write, number, whole, extent = table.next()
-            step = plan.steps[int(number)]
+        for row in table.rows:
+            read, write, seen = table.next(fed)
+            slot, number = seen.slots_S, int(row[-1])
+            step = plan.steps[number]
             size = len(step.read)
-            seen.append(int(number))
+            numbers.append(number)
             assert read[:size].tolist() == step.read.tolist() and (read[size:] == step.read[0]).all()
             assert slot[:size].tolist() == step.slot.tolist() and (slot[size:] == step.slot[0]).all()
             assert [NONE if one == plan.layout.length else one for one in write[:size].tolist()] == step.write.tolist()
             assert padded(size) == width == len(write)
-            written = plan.first_fed <= int(number)
-            assert int(extent) == int(np.flatnonzero(written)[-1]) // BLOCK + 1
+            written = plan.first_fed <= number
+            assert (seen.needed_L.numpy() == np.where(written, np.arange(len(written)), NOWHERE)).all()
+            assert int(seen.extent) == int(np.flatnonzero(written)[-1]) // BLOCK + 1
             ends = [BLOCK * (one + 1) for one in range(whole_blocks(plan.layout.length) // BLOCK)]
             wholly = [end <= len(written) and written[:end].all() and end <= min(step.slot) + 1 for end in ends]
-            assert int(whole) == sum(wholly)
-            most = max(most, int(whole))
+            assert int(seen.whole) == sum(wholly)
+            most = max(most, int(seen.whole))
+        assert table.cursor.tolist() == [len(table.rows), 0]
     assert most > 0
-    assert sorted(seen) == list(range(1, len(plan.steps)))
+    assert sorted(numbers) == list(range(1, len(plan.steps)))
 
 
 def test_widths_are_rounded_up() -> None:

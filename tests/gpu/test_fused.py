@@ -65,23 +65,19 @@ def test_a_norm_rounds_as_its_plain_form() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 100, 3000])
-def test_slots_that_queries_need_are_those_of_the_plain_form(size: int) -> None:
+def test_steps_are_taken_one_after_the_other(size: int) -> None:
+    """Each with the slots that its queries need."""
     fed = torch.randint(0, 20, (size,), device=DEVICE, dtype=torch.int32)
     fed[::7] = NEVER
-    for number in (0, 7, 30):
-        step = torch.tensor([number], device=DEVICE)
-        with poisoned():
-            found = _kernels().needed_slots(fed, step)
-        wanted = plain.needed_slots(fed, step)
-        assert found.dtype == wanted.dtype and torch.equal(found, wanted)
-
-
-def test_rows_are_taken_one_after_the_other() -> None:
-    rows, cursor = torch.arange(60, device=DEVICE).view(4, 15), torch.zeros(1, dtype=torch.long, device=DEVICE)
+    rows, steps = torch.arange(60, device=DEVICE).view(4, 15), torch.tensor([0, 7, 19, 30], device=DEVICE)
+    rows[:, -1] = steps
+    cursor = torch.zeros(2, dtype=torch.long, device=DEVICE)
     for number in range(4):
         with poisoned():
-            row = _kernels().take_row(rows, cursor)
-        assert torch.equal(row, rows[number]) and int(cursor) == number + 1
+            row, needed = _kernels().next_step(rows, cursor, fed)
+        assert torch.equal(row, rows[number]) and cursor.tolist() == [number + 1, 0]
+        wanted = plain.needed_slots(fed, steps[number])
+        assert needed.dtype == wanted.dtype and torch.equal(needed, wanted)
 
 
 def _heads(shape: tuple[int, ...], normed: bool, dtype: torch.dtype) -> tuple[Heads, Tensor, Tensor]:

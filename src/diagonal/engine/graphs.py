@@ -46,16 +46,17 @@ def padded(width: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Table:
     """All steps of one width W, and which of them comes next. A step is one row: what to read, the slots, where to
-    write (W numbers each), the number of the step in its plan, and the two numbers of blocks of its `Visibility`."""
+    write (W numbers each), the two numbers of blocks of its `Visibility`, and the number of the step in its plan."""
 
     width: int
     rows: Tensor  # (N, numbers of a step)
-    cursor: Tensor  # (1,)
+    cursor: Tensor  # (2,): it, and a number of its kernel's own
 
-    def next(self) -> list[Tensor]:
-        """Read, slots, write, step, whole and extent at the cursor, on the device; the cursor moves on."""
-        row = ops(self.rows).take_row(self.rows, self.cursor)
-        return list(row.split([self.width] * 3 + [1] * 3))
+    def next(self, fed_L: Tensor) -> tuple[Tensor, Tensor, Visibility]:
+        """Read, write and what is seen at the cursor, on the device; the cursor moves on."""
+        row, needed_L = ops(self.rows).next_step(self.rows, self.cursor, fed_L)
+        read, slots, write, whole, extent, _ = row.split([self.width] * 3 + [1] * 3)
+        return read, write, Visibility(slots, needed_L, whole, extent)
 
 
 def tables(plan: Plan, device: torch.device) -> dict[int, Table]:
@@ -67,10 +68,10 @@ def tables(plan: Plan, device: torch.device) -> dict[int, Table]:
         width = padded(len(step.read))
         inputs = (step.read, step.slot, np.where(step.write == NONE, unused, step.write))
         repeated = [np.concatenate([part, np.full(width - len(part), part[0])]) for part in inputs]
-        groups[width].append(np.concatenate([*repeated, [index], _blocks_seen(*fed, index, int(step.slot.min()))]))
+        groups[width].append(np.concatenate([*repeated, _blocks_seen(*fed, index, int(step.slot.min())), [index]]))
     return {
         width: Table(
-            width, torch.from_numpy(np.stack(rows)).to(device), torch.zeros(1, dtype=torch.long, device=device)
+            width, torch.from_numpy(np.stack(rows)).to(device), torch.zeros(2, dtype=torch.long, device=device)
         )
         for width, rows in groups.items()
     }
@@ -180,10 +181,9 @@ class Graphs:
 
     def _run(self, table: Table) -> None:
         """What is captured: everything that happens in a step."""
-        read, slot, write, step, whole, extent = table.next()
-        seen = Visibility(slot, ops(slot).needed_slots(self._fed_L, step), whole, extent)
+        read, write, seen = table.next(self._fed_L)
         memory = DeviceStep(self._cache, seen, self._attend, self._by_slot)
-        logits_BSV = self._model(self._tokens_BL[:, read], slot, memory)
+        logits_BSV = self._model(self._tokens_BL[:, read], seen.slots_S, memory)
         self._sampler.into(self._tokens_BL, logits_BSV, write)
 
     def _record(self, table: Table) -> Any:

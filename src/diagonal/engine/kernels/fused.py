@@ -138,21 +138,16 @@ def fp8_linear(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | N
     return out if residual is None else residual + out
 
 
-def needed_slots(fed_L: Tensor, step: Tensor) -> Tensor:
-    """`Visibility.needed_L` at a step, once for all layers."""
-    needed_L = torch.empty(len(fed_L), dtype=torch.int32, device=fed_L.device)
-    _needed[(triton.cdiv(len(fed_L), COLUMNS),)](
-        fed_L, step, needed_L, len(fed_L), NOWHERE, COLUMNS, **early(fed_L.device)
+def next_step(rows_NR: Tensor, cursor: Tensor, fed_L: Tensor) -> tuple[Tensor, Tensor]:
+    """The row at the cursor, which moves on, and `Visibility.needed_L` at its step, once for all layers."""
+    row_R, needed_L = torch.empty_like(rows_NR[0]), torch.empty(len(fed_L), dtype=torch.int32, device=fed_L.device)
+    width, size = len(row_R), len(fed_L)
+    _next_step[(triton.cdiv(size, COLUMNS),)](
+        *(rows_NR, cursor, fed_L, row_R, needed_L, width, size, NOWHERE),
+        *(triton.next_power_of_2(width), COLUMNS),
+        **early(fed_L.device),
     )
-    return needed_L
-
-
-def take_row(rows_NR: Tensor, cursor: Tensor) -> Tensor:
-    """The row at the cursor, which moves on."""
-    row_R = torch.empty_like(rows_NR[0])
-    width = len(row_R)
-    _take_row[(1,)](rows_NR, cursor, row_R, width, triton.next_power_of_2(width), **early(row_R.device))
-    return row_R
+    return row_R, needed_L
 
 
 def remember(heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: Tensor) -> Tensor:
@@ -238,26 +233,25 @@ def _add_bias(x, bias, other, out, size, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _needed(fed, step, needed, size, NOWHERE: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """Some slots."""
-    if EARLY:
-        wait()
-    slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = slot < size
-    written = tl.load(fed + slot, mask=inside, other=0) <= tl.load(step)
-    tl.store(needed + slot, tl.where(written, slot, NOWHERE), mask=inside)
-
-
-@triton.jit
-def _take_row(rows, cursor, out, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """One program, for the cursor must not move before all have read it."""
+def _next_step(
+    rows, cursor, fed, row, needed, width, size,
+    NOWHERE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Some slots, and for the first program the row. The last of all programs to read the cursor moves it on."""
     if EARLY:
         wait()
     number = tl.load(cursor)
-    column = tl.arange(0, BLOCK)
-    tl.store(out + column, tl.load(rows + number * width + column, mask=column < width), mask=column < width)
+    at = rows + number * width
+    slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    written = tl.load(fed + slot, mask=slot < size, other=0) <= tl.load(at + width - 1)
+    tl.store(needed + slot, tl.where(written, slot, NOWHERE), mask=slot < size)
+    if tl.program_id(0) == 0:
+        column = tl.arange(0, WIDTH)
+        tl.store(row + column, tl.load(at + column, mask=column < width), mask=column < width)
     tl.debug_barrier()
-    tl.store(cursor, number + 1)
+    if tl.atomic_add(cursor + 1, 1) == tl.num_programs(0) - 1:
+        tl.store(cursor, number + 1)
+        tl.store(cursor + 1, 0)
 
 
 @triton.jit

@@ -21,12 +21,12 @@ __all__ = [
     "int8_linear",
     "layer_norm",
     "needed_slots",
+    "next_step",
     "norm_silu",
     "product",
     "remember",
     "rms_norm",
     "silu_mul",
-    "take_row",
 ]
 
 
@@ -129,11 +129,12 @@ def needed_slots(fed_L: Tensor, step: Tensor) -> Tensor:
     return slots_L.masked_fill(fed_L > step, NOWHERE)
 
 
-def take_row(rows_NR: Tensor, cursor: Tensor) -> Tensor:
-    """The row at the cursor, which moves on."""
-    row_R = rows_NR.index_select(0, cursor)[0]
-    cursor.add_(1)
-    return row_R
+def next_step(rows_NR: Tensor, cursor: Tensor, fed_L: Tensor) -> tuple[Tensor, Tensor]:
+    """The row at the cursor, which moves on, and the slots that are needed at the step which is the row's last number.
+    The cursor's second number is the kernel's own."""
+    row_R = rows_NR[cursor[0]]
+    cursor[:1].add_(1)
+    return row_R, needed_slots(fed_L, row_R[-1:])
 
 
 def remember(heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: Tensor) -> Tensor:
