@@ -24,5 +24,6 @@ HOPPER = 9
 @functools.cache
 def early(device: torch.device) -> dict[str, Any]:
     """How kernels whose first line is `if EARLY: wait()` are launched on a device."""
-    able = wait is not None and device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= HOPPER
+    nvidia = device.type == "cuda" and torch.version.cuda is not None
+    able = wait is not None and nvidia and torch.cuda.get_device_capability(device)[0] >= HOPPER
     return {"EARLY": True, "launch_pdl": True} if able else {"EARLY": False}

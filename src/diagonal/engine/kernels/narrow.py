@@ -154,7 +154,8 @@ def _launch(
 def _processors(device: torch.device) -> int:
     """Streaming multiprocessors of a GPU on which the kernel runs, 0 for others."""
     gpu = torch.cuda.get_device_properties(device)
-    return gpu.multi_processor_count if gpu.major >= HOPPER and cuda.works(device) else 0
+    able = torch.version.cuda is not None and gpu.major >= HOPPER and cuda.works(device)
+    return gpu.multi_processor_count if able else 0
 
 
 @cache
