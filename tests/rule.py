@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from diagonal import Sampling
+from diagonal.engine.sampler import Draw
 
 TINY = 1e-5  # of the whole: float32 may err by so much
 BELOW_ONE = 1 - 2**-24
@@ -31,7 +31,6 @@ SAMPLINGS = [
 
 
 Rows = tuple[Tensor, Tensor, Tensor, Tensor]  # logits, valid ids [low, high), uniform numbers
-Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Sampling], Tensor]  # `sample`, or its kernel
 
 
 def rows(kind: str, count: int, size: int, seed: int) -> Rows:

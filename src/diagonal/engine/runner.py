@@ -74,7 +74,7 @@ class Eager:
         mask = None if raster else self._mask(index)
         memory = CacheStep(self._cache, slots, self._extent, mask, raster)
         logits_BSV = self._model(self._tokens_BL[:, read], slots, memory, kept)
-        self._sampler.into(self._tokens_BL, logits_BSV, write)
+        self._tokens_BL[:, write] = self._sampler(logits_BSV, write)
 
     def _mask(self, index: int) -> Tensor | None:
         """What each query of a step may see of the slots written so far; None: all."""
