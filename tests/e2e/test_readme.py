@@ -44,7 +44,7 @@ def test_python_examples_run(path: Path, tmp_path: Path) -> None:
 def test_commands_run_as_printed(command: str, tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("diagonal")
     words = [str(tmp_path / word) if word.endswith((".png", ".mp4")) else word for word in shlex.split(command)]
-    done = subprocess.run([program, *words], capture_output=True, text=True)
+    done = subprocess.run([program, *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
