@@ -50,8 +50,10 @@ def test_three_paths_decode_the_same_tokens(name: str, spec: str, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", ["mcar/300m", "wham/200m"])
-@pytest.mark.parametrize("inputs", [1, 14, 600])
-def test_logits_at_true_size_agree_within_bfloat16(name: str, inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("inputs", "slack"), [(1, 1.15), (14, 1.15), (600, 1.1)])
+def test_logits_at_true_size_agree_within_bfloat16(
+    name: str, inputs: int, slack: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from diagonal.names import find
 
     config = find("models", name).config
@@ -59,7 +61,7 @@ def test_logits_at_true_size_agree_within_bfloat16(name: str, inputs: int, monke
         torch.manual_seed(0)
         model = config.build().eval()
     without, found = logits_errors(model, inputs, monkeypatch)
-    assert found < 0.03 and found < 1.15 * without
+    assert found < 0.03 and found < slack * without
 
 
 def test_a_stream_gives_the_same_video_whenever_it_is_asked() -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.heads import Heads
-from diagonal.engine.kernels import narrow, plain
+from diagonal.engine.kernels import narrow
+from diagonal.engine.kernels.products import product as make
 from diagonal.engine.product import Norm, Pending, Product
 from diagonal.models.layers import rope_1d
 from tests.gpu import BFLOAT16, poisoned
@@ -50,6 +51,12 @@ def _double(product: Product) -> Product:
     return Product(weight, up(product.bias_N), norm, product.act, up(product.residual))
 
 
+def _usual(x: Tensor, product: Product) -> Tensor:
+    """In plain torch: with gradients no kernel is asked."""
+    with torch.enable_grad():
+        return make(x, product)
+
+
 def _made(x: Tensor, product: Product) -> Tensor | None:
     """By the kernel, None where it is not for it; what it forgets to write is NaN."""
     found = narrow.fitting(x, product)
@@ -71,7 +78,7 @@ def test_products_agree_with_float64(tokens: int, kind: str) -> None:
         if found is None:
             continue
         made += 1
-        wanted = plain.product(x.double(), _double(product))
+        wanted = _usual(x.double(), _double(product))
         assert found.shape == wanted.shape and found.dtype == torch.bfloat16
         # What a norm or an activation takes is rounded on the way.
         bound = BFLOAT16 * (4 if product.norm or product.act else 1)
@@ -92,14 +99,14 @@ def test_heads_are_made_turned_and_remembered(
     length, x = 50, _random(batch, inputs, width)
     product = _product("rms", inputs, (heads + 2 * kv_heads) * head, width)
     slots = torch.randperm(length, device="cuda")[:inputs]
-    asked = Heads(Pending(x, product, fused.product), kv_heads, head, rope_1d(slots, head, 10000.0))
+    asked = Heads(Pending(x, product, make), kv_heads, head, rope_1d(slots, head, 10000.0))
     caches = _random(2, batch, kv_heads, length, head)
     found, usual = caches.clone(), caches.clone()
     cut = narrow.fitting_heads(asked, found[0], found[1], slots)
     assert cut is not None and head == cut.HEAD
     with poisoned():
         q = fused.remember(asked, found[0], found[1], slots)
-    made = replace(asked, source=plain.product(x, product))
+    made = replace(asked, source=_usual(x, product))
     wanted = fused.remember(made, usual[0], usual[1], slots)
     for one, other in ((q, wanted), (found, usual)):
         assert (one - other).float().abs().max() <= 4 * BFLOAT16 * other.float().abs().max()
@@ -111,10 +118,10 @@ def test_heads_that_it_is_not_made_for_are_left_to_others() -> None:
     x, product = _random(1, 3, 1024), _product("rms", 3, 24 * 64, 1024)
     slots, cache = torch.arange(3, device="cuda"), _random(1, 4, 50, 64)
     rope = rope_1d(slots, 64, 10000.0)
-    asked = Heads(Pending(x, product, plain.product), 4, 64, rope)
+    asked = Heads(Pending(x, product, make), 4, 64, rope)
     assert narrow.fitting_heads(asked, cache, cache, slots) is not None
     short = replace(asked, rope=(rope[0][:2], rope[1]))
-    made = replace(asked, source=plain.product(x, product))
+    made = replace(asked, source=_usual(x, product))
     for other in (replace(asked, rope=None), short, made):
         assert narrow.fitting_heads(other, cache, cache, slots) is None
     assert narrow.fitting_heads(asked, cache.float(), cache, slots) is None
@@ -147,5 +154,5 @@ def test_a_chain_of_products_gives_the_same_each_time_and_in_a_graph() -> None:
     for _ in range(20):
         graph.replay()
         assert torch.equal(first, captured)
-    usual = chain(plain.product)
+    usual = chain(_usual)
     assert (first - usual).float().norm() < 0.01 * usual.float().norm()

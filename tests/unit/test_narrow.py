@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from diagonal.engine.heads import Heads
-from diagonal.engine.kernels import narrow, ops, plain
+from diagonal.engine.kernels import narrow, ops, plain, products
 from diagonal.engine.product import Norm, Pending, Product
 from diagonal.models.layers import RMSNorm, norm_linear, norm_linear_later, rope_1d
 
@@ -58,6 +58,30 @@ def test_only_bfloat16_on_a_gpu_is_made_by_it() -> None:
     product = Product(torch.randn(64, 1024).bfloat16())
     assert narrow.fitting(x, product) is None
     assert ops(x) is plain
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_products_are_made_by_it_where_it_fits(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, product = torch.randn(3, 1024), Product(torch.randn(64, 1024))
+    found, made_by_it = made(3, product), torch.zeros(3, 64)
+    monkeypatch.setattr(products, "able", lambda x: able)
+    monkeypatch.setattr(narrow, "fitting", lambda x, asked: found)
+    monkeypatch.setattr(narrow, "run", lambda x, asked, cut: made_by_it)
+    assert (products.product(x, product) is made_by_it) == able
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_product_is_added_onto_its_residual_where_kernels_run(
+    fused: bool, biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "able", lambda x: fused)
+    x, weight, residual = torch.randn(2, 3, 8), torch.randn(5, 8), torch.randn(2, 3, 5)
+    bias = torch.randn(5) if biased else None
+    wanted = residual + torch.nn.functional.linear(x, weight, bias)
+    found = products.product(x, Product(weight, bias, residual=residual))
+    torch.testing.assert_close(found, wanted)
+    assert (found is residual) == (fused and not biased)  # a bias would be rounded a second time
 
 
 def test_a_product_that_is_made_later_is_the_same() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from diagonal.engine.heads import Rope
 from diagonal.engine.kernels import ops
+from diagonal.engine.kernels.products import activated, product
 from diagonal.engine.product import Activation, Norm, Pending, Product
 
 
@@ -98,16 +99,15 @@ class Fp8Linear(ScaledRows):
 def norm_linear(norm: RMSNorm | LayerNorm, linear: nn.Linear | ScaledRows, x: Tensor, act: Activation = None) -> Tensor:
     """f(linear(norm(x))): one kernel where there is one for it."""
     if isinstance(linear, ScaledRows):
-        out: Tensor = linear(norm(x))
-        return out if act is None else ops(out).silu_mul(out) if act == "silu" else ops(out).gelu(out)
-    return ops(x).product(x, Product(linear.weight, linear.bias, norm.spec, act))
+        return activated(linear(norm(x)), act)
+    return product(x, Product(linear.weight, linear.bias, norm.spec, act))
 
 
 def norm_linear_later(norm: RMSNorm | LayerNorm, linear: nn.Linear | ScaledRows, x: Tensor) -> Tensor | Pending:
     """linear(norm(x)), to be made by whoever can do it together with what comes next."""
     if isinstance(linear, ScaledRows):
         return norm_linear(norm, linear, x)
-    return Pending(x, Product(linear.weight, linear.bias, norm.spec), ops(x).product)
+    return Pending(x, Product(linear.weight, linear.bias, norm.spec), product)
 
 
 def look_up(embedding: nn.Embedding, ids: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def add_linear(residual: Tensor, linear: nn.Linear | ScaledRows, x: Tensor) -> T
     if isinstance(linear, ScaledRows):
         out: Tensor = linear(x, residual)
         return out
-    return ops(x).product(x, Product(linear.weight, linear.bias, residual=residual))
+    return product(x, Product(linear.weight, linear.bias, residual=residual))
 
 
 def frequencies(width: int, theta: float, device: torch.device) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from diagonal.engine.heads import Heads
-from diagonal.engine.kernels import ops
+from diagonal.engine.kernels.products import product
 from diagonal.engine.product import Product
 from diagonal.engine.protocols import CacheSpec, Sampling, State, TokenLayerMemory, TokenMemory, Variant, WeightMap
 from diagonal.models.layers import LayerNorm, add_linear, look_up, norm_linear, norm_linear_later
@@ -183,7 +183,7 @@ class WHAM(nn.Module):
             x_BSM = block(x_BSM, memory.layer(index))
         if keep is not None:
             x_BSM = x_BSM[:, keep]
-        return ops(x_BSM).product(x_BSM, Product(self.wte.weight, norm=self.ln_f.spec))
+        return product(x_BSM, Product(self.wte.weight, norm=self.ln_f.spec))
 
 
 def _released(config: Config) -> Variant:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import plain
-from diagonal.engine.product import Product
 
 SWITCH = "DIAGONAL_KERNELS"
 
@@ -31,8 +30,6 @@ class Ops(Protocol):
     def silu_mul(self, gate_up: Tensor) -> Tensor: ...
 
     def gelu(self, x: Tensor) -> Tensor: ...
-
-    def product(self, x: Tensor, asked: Product) -> Tensor: ...
 
     def norm_silu(self, x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor: ...
 

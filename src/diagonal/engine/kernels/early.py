@@ -16,14 +16,18 @@ try:
 except ImportError:  # an old Triton: nothing is early
     wait = None
 
-__all__ = ["early", "wait"]
+__all__ = ["early", "possible", "wait"]
 
 HOPPER = 9
+
+
+def possible(device: torch.device) -> bool:
+    """Whether a device can start kernels early: NVIDIA's, since Hopper."""
+    nvidia = device.type == "cuda" and torch.version.cuda is not None
+    return nvidia and torch.cuda.get_device_capability(device)[0] >= HOPPER
 
 
 @functools.cache
 def early(device: torch.device) -> dict[str, Any]:
     """How kernels whose first line is `if EARLY: wait()` are launched on a device."""
-    nvidia = device.type == "cuda" and torch.version.cuda is not None
-    able = wait is not None and nvidia and torch.cuda.get_device_capability(device)[0] >= HOPPER
-    return {"EARLY": True, "launch_pdl": True} if able else {"EARLY": False}
+    return {"EARLY": True, "launch_pdl": True} if wait is not None and possible(device) else {"EARLY": False}

@@ -7,7 +7,6 @@ A step at batch 1 has a handful of rows, so each of these is as long as a launch
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -19,7 +18,6 @@ from diagonal.engine.kernels.frames import frame_norm as frame_norm
 from diagonal.engine.kernels.latents import add_gated as add_gated
 from diagonal.engine.kernels.latents import add_norm as add_norm
 from diagonal.engine.kernels.visibility import NOWHERE
-from diagonal.engine.product import Product
 
 HEADS = 8  # of a program of `remember`: enough programs for every multiprocessor, yet not one for each 128 bytes
 COLUMNS = 1024  # of a program of the activations
@@ -60,27 +58,6 @@ def gelu(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
     _gelu[(triton.cdiv(x.numel(), COLUMNS),)](x, out, x.numel(), COLUMNS, **early(x.device))
     return out
-
-
-def product(x: Tensor, asked: Product) -> Tensor:
-    """f(norm(x) W^T + bias), or that onto the residual, which may then be gone: no further pass over it, and one
-    rounding less."""
-    cut = narrow.fitting(x, asked)
-    if cut is not None:
-        return narrow.run(x, asked, cut)
-    norm, residual = asked.norm, asked.residual
-    if norm is not None and norm.centred:
-        x = layer_norm(x, norm.weight, norm.bias, norm.eps)
-    elif norm is not None:
-        x = rms_norm(x, norm.gain, norm.eps)
-    alone = asked.act is None and asked.bias_N is None
-    if residual is not None and alone and residual.dtype == x.dtype == asked.weight_NK.dtype:
-        residual.view(-1, residual.shape[-1]).addmm_(x.flatten(0, -2), asked.weight_NK.t())
-        return residual
-    out = F.linear(x, asked.weight_NK, asked.bias_N)
-    if asked.act is not None:
-        out = silu_mul(out) if asked.act == "silu" else gelu(out)
-    return out if residual is None else residual + out
 
 
 def norm_silu(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:

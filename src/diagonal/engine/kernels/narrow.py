@@ -15,6 +15,7 @@ from torch import Tensor
 
 from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import cuda
+from diagonal.engine.kernels.early import possible
 from diagonal.engine.product import Norm, Pending, Product
 
 SIDE = 8  # tokens, or rows of weights, that the tensor cores take at a time
@@ -24,7 +25,6 @@ ROUNDS = 8  # chunks of a warp, at most: more depth means more of x to read for 
 TOKENS = 24  # of a step, at most
 REGISTERS = 65536  # of a multiprocessor, on which one program runs
 OTHERS = 30  # registers of a thread for what is neither weights nor tokens, about
-HOPPER = 9  # since when a kernel can begin before the one before it has ended
 KINDS = {None: 0, "silu": 1, "gelu": 2}
 HEADS = 3  # the rows are heads of queries, keys and values
 
@@ -94,7 +94,7 @@ def fitting(x: Tensor, product: Product) -> Cut | None:
     """How the kernel would make a product, None where it cannot, or where others are faster."""
     parts, both = product.parts(), product.act is not None and product.residual is not None
     alike = all(part.dtype == torch.bfloat16 == x.dtype and part.is_contiguous() for part in parts)
-    if both or not alike or x.device.type != "cuda" or (x.data_ptr() | product.weight_NK.data_ptr()) % 16:
+    if both or not alike or (x.data_ptr() | product.weight_NK.data_ptr()) % 16:
         return None
     processors = _processors(x.device)
     return cut(x.numel() // x.shape[-1], product, processors) if processors else None
@@ -153,9 +153,8 @@ def _launch(
 @cache
 def _processors(device: torch.device) -> int:
     """Streaming multiprocessors of a GPU on which the kernel runs, 0 for others."""
-    gpu = torch.cuda.get_device_properties(device)
-    able = torch.version.cuda is not None and gpu.major >= HOPPER and cuda.works(device)
-    return gpu.multi_processor_count if able else 0
+    able = possible(device) and cuda.works(device)
+    return torch.cuda.get_device_properties(device).multi_processor_count if able else 0
 
 
 @cache

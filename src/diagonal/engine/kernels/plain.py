@@ -8,7 +8,6 @@ from torch import Tensor
 
 from diagonal.engine.heads import Heads, rms_norm
 from diagonal.engine.kernels.visibility import NOWHERE
-from diagonal.engine.product import Product
 
 __all__ = [
     "add_bias",
@@ -23,7 +22,6 @@ __all__ = [
     "needed_slots",
     "next_step",
     "norm_silu",
-    "product",
     "remember",
     "rms_norm",
     "silu_mul",
@@ -49,17 +47,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def gelu(x: Tensor) -> Tensor:
     """The tanh form of GELU."""
     return F.gelu(x, approximate="tanh")
-
-
-def product(x: Tensor, asked: Product) -> Tensor:
-    """f(norm(x) W^T + bias) + residual."""
-    norm = asked.norm
-    if norm is not None:
-        x = layer_norm(x, norm.weight, norm.bias, norm.eps) if norm.centred else rms_norm(x, norm.gain, norm.eps)
-    out = F.linear(x, asked.weight_NK, asked.bias_N)
-    if asked.act is not None:
-        out = silu_mul(out) if asked.act == "silu" else gelu(out)
-    return out if asked.residual is None else asked.residual + out
 
 
 def frame_norm(x_BTHWC: Tensor, weight: Tensor, bias: Tensor, eps: float, silu: bool) -> Tensor:

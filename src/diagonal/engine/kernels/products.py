@@ -1,0 +1,39 @@
+"""Products of a block, with what stands before and after them: one kernel where there is one for it, else several."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from diagonal.engine.kernels import able, narrow, ops
+from diagonal.engine.product import Activation, Norm, Product
+
+
+def product(x: Tensor, asked: Product) -> Tensor:
+    """f(norm(x) W^T + bias) + residual. Where kernels run the residual may then be gone: the product is added onto it,
+    which saves a pass over it and a rounding."""
+    fused = able(x)
+    cut = narrow.fitting(x, asked) if fused else None
+    if cut is not None:
+        return narrow.run(x, asked, cut)
+    x = x if asked.norm is None else _normed(x, asked.norm)
+    residual, alone = asked.residual, asked.act is None and asked.bias_N is None
+    if residual is None:
+        return activated(F.linear(x, asked.weight_NK, asked.bias_N), asked.act)
+    if fused and alone and residual.dtype == x.dtype == asked.weight_NK.dtype:
+        residual.view(-1, residual.shape[-1]).addmm_(x.flatten(0, -2), asked.weight_NK.t())
+        return residual
+    return residual + activated(F.linear(x, asked.weight_NK, asked.bias_N), asked.act)
+
+
+def activated(x: Tensor, act: Activation) -> Tensor:
+    """f(x)."""
+    if act is None:
+        return x
+    return ops(x).silu_mul(x) if act == "silu" else ops(x).gelu(x)
+
+
+def _normed(x: Tensor, norm: Norm) -> Tensor:
+    if norm.centred:
+        return ops(x).layer_norm(x, norm.weight, norm.bias, norm.eps)
+    return ops(x).rms_norm(x, norm.gain, norm.eps)
