@@ -25,7 +25,7 @@ def _random(*shape: int, scale: float = 1.0) -> Tensor:
     return (scale * torch.randn(*shape, device="cuda")).bfloat16()
 
 
-def _product(kind: str, tokens: int, rows: int, depth: int) -> Product:
+def random_product(kind: str, tokens: int, rows: int, depth: int) -> Product:
     weight, gain, shift = _random(rows, depth, scale=depth**-0.5), 1 + _random(depth, scale=0.3), _random(depth)
     norms: dict[str, Norm] = {
         "rms": Norm(gain, None, 1e-5, centred=False),
@@ -42,7 +42,7 @@ def _product(kind: str, tokens: int, rows: int, depth: int) -> Product:
     )
 
 
-def _double(product: Product) -> Product:
+def double(product: Product) -> Product:
     def up(part: Tensor | None) -> Tensor | None:
         return None if part is None else part.double()
 
@@ -51,7 +51,7 @@ def _double(product: Product) -> Product:
     return Product(weight, up(product.bias_N), norm, product.act, up(product.residual))
 
 
-def _usual(x: Tensor, product: Product) -> Tensor:
+def usual(x: Tensor, product: Product) -> Tensor:
     """In plain torch: with gradients no kernel is asked."""
     with torch.enable_grad():
         return make(x, product)
@@ -73,12 +73,12 @@ def test_products_agree_with_float64(tokens: int, kind: str) -> None:
     torch.manual_seed(tokens)
     made = 0
     for rows, depth in SHAPES:
-        product, x = _product(kind, tokens, rows, depth), _random(tokens, depth) + 0.5
+        product, x = random_product(kind, tokens, rows, depth), _random(tokens, depth) + 0.5
         found = _made(x, product)
         if found is None:
             continue
         made += 1
-        wanted = _usual(x.double(), _double(product))
+        wanted = usual(x.double(), double(product))
         assert found.shape == wanted.shape and found.dtype == torch.bfloat16
         # What a norm or an activation takes is rounded on the way.
         bound = BFLOAT16 * (4 if product.norm or product.act else 1)
@@ -88,41 +88,43 @@ def test_products_agree_with_float64(tokens: int, kind: str) -> None:
 
 @pytest.mark.parametrize(("batch", "inputs"), [(1, 1), (1, 14), (2, 7), (1, 16), (1, 18)])
 @pytest.mark.parametrize(
-    ("width", "heads", "kv_heads", "head"), [(2048, 32, 4, 64), (1024, 16, 4, 64), (512, 3, 1, 16)]
+    ("width", "heads", "kv_heads", "head"), [(2048, 32, 4, 64), (1024, 16, 4, 64), (512, 3, 1, 16), (2304, 18, 18, 128)]
 )
+@pytest.mark.parametrize("kind", ["rms", "affine bias"])
 def test_heads_are_made_turned_and_remembered(
-    batch: int, inputs: int, width: int, heads: int, kv_heads: int, head: int
+    batch: int, inputs: int, width: int, heads: int, kv_heads: int, head: int, kind: str
 ) -> None:
     from diagonal.engine.kernels import fused
 
     torch.manual_seed(inputs)
     length, x = 50, _random(batch, inputs, width)
-    product = _product("rms", inputs, (heads + 2 * kv_heads) * head, width)
+    product = random_product(kind, inputs, (heads + 2 * kv_heads) * head, width)
     slots = torch.randperm(length, device="cuda")[:inputs]
-    asked = Heads(Pending(x, product, make), kv_heads, head, rope_1d(slots, head, 10000.0))
+    rope = rope_1d(slots, head, 10000.0) if kind == "rms" else None
+    asked = Heads(Pending(x, product, make), kv_heads, head, rope)
     caches = _random(2, batch, kv_heads, length, head)
-    found, usual = caches.clone(), caches.clone()
+    found, others = caches.clone(), caches.clone()
     cut = narrow.fitting_heads(asked, found[0], found[1], slots)
     assert cut is not None and head == cut.HEAD
     with poisoned():
         q = fused.remember(asked, found[0], found[1], slots)
-    made = replace(asked, source=_usual(x, product))
-    wanted = fused.remember(made, usual[0], usual[1], slots)
-    for one, other in ((q, wanted), (found, usual)):
+    made = replace(asked, source=usual(x, product))
+    wanted = fused.remember(made, others[0], others[1], slots)
+    for one, other in ((q, wanted), (found, others)):
         assert (one - other).float().abs().max() <= 4 * BFLOAT16 * other.float().abs().max()
-    others = [slot for slot in range(length) if slot not in slots.tolist()]
-    assert torch.equal(found[:, :, :, others], caches[:, :, :, others])
+    left = [slot for slot in range(length) if slot not in slots.tolist()]
+    assert torch.equal(found[:, :, :, left], caches[:, :, :, left])
 
 
 def test_heads_that_it_is_not_made_for_are_left_to_others() -> None:
-    x, product = _random(1, 3, 1024), _product("rms", 3, 24 * 64, 1024)
+    x, product = _random(1, 3, 1024), random_product("rms", 3, 24 * 64, 1024)
     slots, cache = torch.arange(3, device="cuda"), _random(1, 4, 50, 64)
     rope = rope_1d(slots, 64, 10000.0)
     asked = Heads(Pending(x, product, make), 4, 64, rope)
     assert narrow.fitting_heads(asked, cache, cache, slots) is not None
     short = replace(asked, rope=(rope[0][:2], rope[1]))
-    made = replace(asked, source=_usual(x, product))
-    for other in (replace(asked, rope=None), short, made):
+    made = replace(asked, source=usual(x, product))
+    for other in (short, made):
         assert narrow.fitting_heads(other, cache, cache, slots) is None
     assert narrow.fitting_heads(asked, cache.float(), cache, slots) is None
     assert narrow.fitting_heads(asked, cache[:, :2], cache, slots) is None
@@ -132,7 +134,7 @@ def test_heads_that_it_is_not_made_for_are_left_to_others() -> None:
 def test_a_chain_of_products_gives_the_same_each_time_and_in_a_graph() -> None:
     """Kernels that begin early must not read what the one before has not written, nor write what it still reads."""
     torch.manual_seed(0)
-    layers = [(_product("rms silu", 14, 8192, 2048), _product("plain", 14, 2048, 4096)) for _ in range(6)]
+    layers = [(random_product("rms silu", 14, 8192, 2048), random_product("plain", 14, 2048, 4096)) for _ in range(6)]
     start = _random(14, 2048)
 
     def chain(one: Any) -> Tensor:
@@ -154,5 +156,5 @@ def test_a_chain_of_products_gives_the_same_each_time_and_in_a_graph() -> None:
     for _ in range(20):
         graph.replay()
         assert torch.equal(first, captured)
-    usual = chain(_usual)
-    assert (first - usual).float().norm() < 0.01 * usual.float().norm()
+    wanted = chain(usual)
+    assert (first - wanted).float().norm() < 0.01 * wanted.float().norm()

@@ -26,8 +26,11 @@ class Libraries:
         self.code = 0
         self.launched: dict[str, Any] = {}
 
-    def nvrtcCreateProgram(self, program: Any, source: bytes, name: bytes, *rest: Any) -> int:  # noqa: N802
+    def nvrtcCreateProgram(  # noqa: N802
+        self, program: Any, source: bytes, name: bytes, count: int, headers: Any, names: Any
+    ) -> int:
         self.source = source
+        self.headers = {names[index]: headers[index] for index in range(count)}
         return 0
 
     def nvrtcCompileProgram(self, program: Any, count: int, options: Any) -> int:  # noqa: N802
@@ -52,6 +55,19 @@ class Libraries:
 
     def nvrtcDestroyProgram(self, program: Any) -> int:  # noqa: N802
         return 0
+
+    def cuTensorMapEncodeTiled(self, *given: Any) -> int:  # noqa: N802
+        found, _, rank, start, sizes, strides, box, _, _, swizzle, _, _ = given
+        self.map = {
+            "at": ctypes.addressof(found._obj) % 64,
+            "start": start.value,
+            "sizes": tuple(sizes[:rank]),
+            "strides": tuple(strides[: rank - 1]),
+            "box": tuple(box[:rank]),
+            "swizzle": swizzle,
+        }
+        ctypes.memset(found, 7, ctypes.sizeof(cuda.Map))
+        return self.code
 
     def cuLaunchKernelEx(self, launch: Any, function: Any, pointers: Any, extra: Any) -> int:  # noqa: N802
         given = launch._obj
@@ -104,6 +120,32 @@ def test_a_kernel_is_started_early_with_its_arguments(fake: Libraries) -> None:
     }
 
 
+def test_a_matrix_is_described_for_the_kernel(fake: Libraries) -> None:
+    matrix = torch.zeros(10, 256, dtype=torch.bfloat16)
+    found = cuda.tensor_map(matrix, 8, 64)
+    assert fake.map == {
+        "at": 0,
+        "start": matrix.data_ptr(),
+        "sizes": (256, 10),
+        "strides": (512,),
+        "box": (64, 8),
+        "swizzle": cuda.SWIZZLED,
+    }
+    assert bytes(found.bytes) == bytes([7]) * 128  # it is what is handed over, by value
+    cuda.Kernel(ctypes.c_void_p(5), DEVICE).launch(1, 32, 0, (found, None, 1, 1.0))
+    assert fake.launched["pointer"] == int.from_bytes(bytes([7]) * 8, "little")
+    fake.code = 1
+    with pytest.raises(RuntimeError, match="describing a matrix failed with CUDA error 1"):
+        cuda.tensor_map(matrix, 8, 64)
+
+
+def test_only_tensors_that_lie_as_kernels_read_them_suit() -> None:
+    whole = torch.zeros(16, 64, dtype=torch.bfloat16)
+    assert cuda.suits([whole, whole[3]])
+    for other in (whole.float(), whole.t(), whole.view(-1)[1:]):
+        assert not cuda.suits([whole, other])
+
+
 def test_a_launch_that_fails_says_so(fake: Libraries) -> None:
     fake.code = 701
     with pytest.raises(RuntimeError, match="a launch failed with CUDA error 701"):
@@ -113,7 +155,8 @@ def test_a_launch_that_fails_says_so(fake: Libraries) -> None:
 def test_a_file_is_compiled_for_the_gpu_with_its_constants(fake: Libraries) -> None:
     assert cuda.compile_image(b"source", "one.cu", {"K": 64, "ADD": 1}, DEVICE) == b"\0ab"
     assert fake.source == b"source"
-    assert fake.options[0] == "--gpu-architecture=sm_90" and fake.options[-2:] == ["-DK=64", "-DADD=1"]
+    assert fake.headers.keys() == {b"numbers.cuh"} and b"bf16_t" in fake.headers[b"numbers.cuh"]
+    assert fake.options[0] == "--gpu-architecture=sm_90a" and fake.options[-2:] == ["-DK=64", "-DADD=1"]
 
 
 def test_what_does_not_compile_says_why(fake: Libraries) -> None:

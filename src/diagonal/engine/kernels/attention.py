@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diagonal.engine.kernels.early import early, wait
+from diagonal.engine.kernels.early import call_next, early, wait
 from diagonal.engine.kernels.visibility import BLOCK, Visibility
 
 HEAD_DIMS = (16, 32, 64, 128)
@@ -236,6 +236,7 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
 ):
     """Some rows: the parts' mixtures, weighted by the softmax of their log-sum-exps, -inf where a part saw nothing."""
     if EARLY:
+        call_next()
         wait()
     row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, D)
     real = row < N

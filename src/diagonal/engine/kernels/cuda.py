@@ -17,7 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+HEADER = Path(__file__).with_name("numbers.cuh")
 DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+BFLOAT16 = 9  # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+SWIZZLED = 3  # CU_TENSOR_MAP_SWIZZLE_128B
+PROMOTED = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
@@ -61,6 +65,29 @@ def _checked(code: int, what: str) -> None:
         raise RuntimeError(f"{what} failed with CUDA error {code}")
 
 
+class Map(ctypes.Structure):
+    """How a kernel finds its way in a matrix (CUtensorMap)."""
+
+    _fields_ = (("bytes", ctypes.c_byte * 128),)
+
+
+Argument = Tensor | Map | int | float | None
+
+
+def tensor_map(matrix_RC: Tensor, rows: int, columns: int) -> Map:
+    """A contiguous matrix of bfloat16 that is read in blocks, each row of a block 128 bytes, swizzled."""
+    room = (ctypes.c_byte * (128 + 64))()
+    found = Map.from_buffer(room, -ctypes.addressof(room) % 64)  # the driver wants it aligned
+    height, width = matrix_RC.shape
+    code = _loaded()[1].cuTensorMapEncodeTiled(
+        ctypes.byref(found), BFLOAT16, 2, ctypes.c_void_p(matrix_RC.data_ptr()),
+        (ctypes.c_uint64 * 2)(width, height), (ctypes.c_uint64 * 1)(2 * width),
+        (ctypes.c_uint32 * 2)(columns, rows), (ctypes.c_uint32 * 2)(1, 1), 0, SWIZZLED, PROMOTED, 0,
+    )  # fmt: skip
+    _checked(code, "describing a matrix")
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A function of a compiled file, ready on one GPU."""
@@ -68,9 +95,7 @@ class Kernel:
     function: ctypes.c_void_p
     device: torch.device
 
-    def launch(
-        self, programs: int, threads: int, shared: int, arguments: Sequence[Tensor | int | float | None]
-    ) -> None:
+    def launch(self, programs: int, threads: int, shared: int, arguments: Sequence[Argument]) -> None:
         """Start it on the GPU's current stream. Tensors go by address, whole numbers as int, others as float."""
         values = [_argument(one) for one in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(one) for one in values))
@@ -82,7 +107,14 @@ class Kernel:
         _checked(code, "a launch")
 
 
-def _argument(value: Tensor | int | float | None) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float:
+def suits(parts: Sequence[Tensor]) -> bool:
+    """Whether kernels that read 16 bytes of bfloat16 at a time can take all these tensors."""
+    return all(part.dtype == torch.bfloat16 and part.is_contiguous() and part.data_ptr() % 16 == 0 for part in parts)
+
+
+def _argument(value: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float | Map:
+    if isinstance(value, Map):
+        return value
     if value is None or isinstance(value, Tensor):
         return ctypes.c_void_p(None if value is None else value.data_ptr())
     return ctypes.c_int(value) if isinstance(value, int) else ctypes.c_float(value)
@@ -103,7 +135,9 @@ def works(device: torch.device) -> bool:
     return False
 
 
-def compile_kernel(path: Path, name: str, constants: Mapping[str, int], shared: int, device: torch.device) -> Kernel:
+def compile_kernel(
+    path: Path, name: str, constants: Mapping[str, int | str], shared: int, device: torch.device
+) -> Kernel:
     """The function `name` of a file for the GPU, with constants set and so many bytes of shared memory allowed."""
     image = compile_image(path.read_bytes(), path.name, constants, device)
     driver, function = _loaded()[1], ctypes.c_void_p()
@@ -115,17 +149,18 @@ def compile_kernel(path: Path, name: str, constants: Mapping[str, int], shared: 
     return Kernel(function, device)
 
 
-def compile_image(source: bytes, name: str, constants: Mapping[str, int], device: torch.device) -> bytes:
-    """Machine code for the GPU."""
+def compile_image(source: bytes, name: str, constants: Mapping[str, int | str], device: torch.device) -> bytes:
+    """Machine code for the GPU, and for no other kind: with all that this one can do."""
     compiler, program = _loaded()[0], ctypes.c_void_p()
     major, minor = torch.cuda.get_device_capability(device)
     options = [
-        f"--gpu-architecture=sm_{major}{minor}",
+        f"--gpu-architecture=sm_{major}{minor}{'a' if major >= 9 else ''}",
         "--std=c++17",
         "-default-device",
         *(f"-D{key}={value}" for key, value in constants.items()),
     ]
-    made = compiler.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), 0, None, None)
+    header, included = (ctypes.c_char_p * 1)(HEADER.read_bytes()), (ctypes.c_char_p * 1)(HEADER.name.encode())
+    made = compiler.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), 1, header, included)
     _checked(made, "reading a kernel")
     try:
         given = (ctypes.c_char_p * len(options))(*(one.encode() for one in options))

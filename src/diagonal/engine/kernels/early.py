@@ -2,6 +2,9 @@
 
 The programs of such a kernel may be there before the numbers are, so its first line waits for them. What is gained is
 the time that starting takes, less than a microsecond each; a step has hundreds of kernels.
+
+A kernel after which a product comes calls it before it waits itself: the product then reads weights meanwhile. Others
+do not call: the many programs of attention, say, would crowd on the multiprocessors that are free first.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ from typing import Any
 import torch
 
 try:
+    from triton.language.extra.cuda import gdc_launch_dependents as call_next
     from triton.language.extra.cuda import gdc_wait as wait
 except ImportError:  # an old Triton: nothing is early
-    wait = None
+    call_next = wait = None
 
-__all__ = ["early", "possible", "wait"]
+__all__ = ["call_next", "early", "possible", "wait"]
 
 HOPPER = 9
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import int8, narrow, plain
-from diagonal.engine.kernels.early import early, wait
+from diagonal.engine.kernels.early import call_next, early, wait
 from diagonal.engine.kernels.frames import frame_norm as frame_norm
 from diagonal.engine.kernels.latents import add_gated as add_gated
 from diagonal.engine.kernels.latents import add_norm as add_norm
@@ -235,6 +235,7 @@ def _next_step(
 def _rms_norm(x, weight, out, width, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """One row."""
     if EARLY:
+        call_next()
         wait()
     at = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, BLOCK)
@@ -251,6 +252,7 @@ def _rms_norm(x, weight, out, width, eps, BLOCK: tl.constexpr, EARLY: tl.constex
 def _layer_norm(x, weight, bias, out, width, eps, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """One row."""
     if EARLY:
+        call_next()
         wait()
     at = tl.program_id(0).to(tl.int64) * width
     column = tl.arange(0, BLOCK)

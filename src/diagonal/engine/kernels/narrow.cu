@@ -16,11 +16,10 @@
 //   0  none
 //   1  silu of the first half of the rows times the second
 //   2  gelu, its tanh form
-//   3  none, but the rows are heads of queries, keys and values, HEAD wide: queries and keys are turned by their position,
-//      keys and values go to their slots of the cache
+//   3  none, but the rows are heads of queries, keys and values, HEAD wide: queries and keys are turned by their position
+//      (ROPE), keys and values go to their slots of the cache
 
-typedef unsigned short bf16_t;  // its bits
-typedef unsigned int pair_t;    // those of two
+#include "numbers.cuh"
 
 constexpr int THREADS = 32 * WARPS, SPAN = K / WARPS, DEPTH = SPAN / 32, TOKENS = 8 * HALVES, PAIRS = (HALVES + 1) / 2;
 constexpr bool PAIRED = ACT == 1 || ACT == 3;  // an output is made of two rows: one of a tile's first half, one of the other
@@ -28,16 +27,7 @@ constexpr int WIDE = 8 * TILES, PAIR = WIDE / 2, COLUMNS = ACT == 1 ? PAIR : WID
 constexpr int OUTPUTS = TOKENS * COLUMNS, A_HEAD = ACT == 3 ? HEAD / WIDE : 1;  // tiles of it
 constexpr int SHARES = THREADS >= 2 * OUTPUTS ? 2 : 1;  // threads that add up one output
 static_assert(DEPTH * 32 * WARPS == K && WARPS % SHARES == 0 && OUTPUTS <= THREADS, "");
-static_assert(ACT != 3 || (A_HEAD * WIDE == HEAD && !BIAS && !ADD), "");
-
-__device__ __forceinline__ float low(pair_t v) { return __uint_as_float(v << 16); }
-__device__ __forceinline__ float high(pair_t v) { return __uint_as_float(v & 0xffff0000u); }
-__device__ __forceinline__ pair_t pack(float lo, float hi) {
-  pair_t out;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(hi), "f"(lo));
-  return out;
-}
-__device__ __forceinline__ float rounded(float v) { return low(pack(v, 0.f)); }
+static_assert(ACT != 3 || (A_HEAD * WIDE == HEAD && !ADD), "");
 
 __device__ __forceinline__ uint4 weights(const bf16_t* p) {  // read once: not worth a place in the first cache
   uint4 v;
@@ -159,13 +149,17 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
     const bool mine = output < OUTPUTS && token < tokens && to < width && share == 0;
     bf16_t* at = out + (size_t)token * width + to;
     float add = 0.f, add_up = 0.f;
-    if (BIAS && mine) add = low(bias[to]), add_up = ACT == 1 ? low(bias[to + width]) : 0.f;
+    if (BIAS && ACT != 3 && mine) add = low(bias[to]), add_up = ACT == 1 ? low(bias[to + width]) : 0.f;
     if (ADD && mine) add += low(*at);
 #if ACT == 3
     const int head = tile / A_HEAD, part = head < heads ? 0 : head < heads + kv_heads ? 1 : 2;  // q, k or v
     const int place = tile % A_HEAD * PAIR + first + (own < PAIR ? 0 : HEAD / 2), input = token % inputs;
     float cosine = 1.f, sine = 0.f;
-    if (mine && part < 2) cosine = cosines[input * HEAD + place], sine = sines[input * HEAD + place];
+    if (ROPE && mine && part < 2) cosine = cosines[input * HEAD + place], sine = sines[input * HEAD + place];
+    if (BIAS && mine) {
+      const bf16_t* pair = bias + head * HEAD + tile % A_HEAD * PAIR + first;
+      add = low(pair[0]), add_up = low(pair[HEAD / 2]);
+    }
     if (mine && part == 0) at = out + ((size_t)(token / inputs * heads + head) * inputs + input) * HEAD + place;
     if (mine && part > 0) {
       const size_t line = (size_t)(token / inputs * kv_heads + head - heads - (part - 1) * kv_heads) * length;
@@ -215,13 +209,11 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
       if (PAIRED) up += __shfl_xor_sync(0xffffffffu, up, 1);
     }
 #if ACT == 1
-    total = rounded(total + add), up = rounded(up + add_up);  // as a product of its own would be
-    total = total / (1.f + __expf(-total)) * up;
+    total = silu_times(total + add, up + add_up);
 #elif ACT == 2
-    total = rounded(total + add);
-    total = total / (1.f + __expf(-1.5957691216057308f * (total + 0.044715f * total * total * total)));
+    total = gelu(total + add);
 #elif ACT == 3
-    total = rounded(total), up = rounded(up);
+    total = rounded(total + add), up = rounded(up + add_up);
     total = own < PAIR ? total * cosine - up * sine : up * cosine + total * sine;
 #else
     total += add;

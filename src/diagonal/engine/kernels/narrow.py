@@ -44,6 +44,7 @@ class Cut:
     ACT: int
     ADD: bool
     HEAD: int = 0
+    ROPE: bool = False
 
     @property
     def columns(self) -> int:
@@ -92,9 +93,8 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
 
 def fitting(x: Tensor, product: Product) -> Cut | None:
     """How the kernel would make a product, None where it cannot, or where others are faster."""
-    parts, both = product.parts(), product.act is not None and product.residual is not None
-    alike = all(part.dtype == torch.bfloat16 == x.dtype and part.is_contiguous() for part in parts)
-    if both or not alike or (x.data_ptr() | product.weight_NK.data_ptr()) % 16:
+    both = product.act is not None and product.residual is not None
+    if both or not cuda.suits(product.parts()) or x.dtype != torch.bfloat16 or x.data_ptr() % 16:
         return None
     processors = _processors(x.device)
     return cut(x.numel() // x.shape[-1], product, processors) if processors else None
@@ -113,27 +113,27 @@ def fitting_heads(heads: Heads, k_BKLD: Tensor, v_BKLD: Tensor, slots_S: Tensor)
     """How the kernel would make a product of heads, turn them, and write keys and values to the cache; None where it
     cannot."""
     source, rope = heads.source, heads.rope
-    if not isinstance(source, Pending) or rope is None or heads.norm is not None or heads.head_dim % (2 * SIDE):
+    if not isinstance(source, Pending) or heads.norm is not None or heads.head_dim % (2 * SIDE):
         return None
     batch, inputs, width = *source.x.shape[:2], heads.head_dim
     wanted = [
-        *((part, (inputs, width), torch.float32) for part in rope),
+        *((part, (inputs, width), torch.float32) for part in rope or ()),
         *((part, (batch, heads.kv_heads, part.shape[2], width), torch.bfloat16) for part in (k_BKLD, v_BKLD)),
         (slots_S, (inputs,), torch.int64),
     ]
     if any(part.shape != shape or part.dtype != kind or not part.is_contiguous() for part, shape, kind in wanted):
         return None
-    found = None if source.asked.bias_N is not None else fitting(source.x, source.asked)
-    return None if found is None else replace(found, ACT=HEADS, HEAD=width)
+    found = fitting(source.x, source.asked)
+    return None if found is None else replace(found, ACT=HEADS, HEAD=width, ROPE=rope is not None)
 
 
 def remember(heads: Heads, k_BKLD: Tensor, v_BKLD: Tensor, slots_S: Tensor, found: Cut) -> Tensor:
     """What `fused.remember` does, and the product before it, as `fitting_heads` found it: queries (B, H, S, D)."""
-    assert isinstance(heads.source, Pending) and heads.rope is not None
+    assert isinstance(heads.source, Pending)
     x = heads.source.x
     q_BHSD = x.new_empty(len(x), heads.heads, x.shape[1], heads.head_dim)
     numbers = (x.shape[1], k_BKLD.shape[2], heads.heads, heads.kv_heads)
-    _launch(x, heads.source.asked, found, q_BHSD, (*heads.rope, slots_S, k_BKLD, v_BKLD), numbers)
+    _launch(x, heads.source.asked, found, q_BHSD, (*(heads.rope or (None, None)), slots_S, k_BKLD, v_BKLD), numbers)
     return q_BHSD
 
 

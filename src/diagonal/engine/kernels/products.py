@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch.nn.functional as F
 from torch import Tensor
 
-from diagonal.engine.kernels import able, narrow, ops
+from diagonal.engine.kernels import able, narrow, ops, wide
 from diagonal.engine.product import Activation, Norm, Product
 
 
@@ -13,10 +15,14 @@ def product(x: Tensor, asked: Product) -> Tensor:
     """f(norm(x) W^T + bias) + residual. Where kernels run the residual may then be gone: the product is added onto it,
     which saves a pass over it and a rounding."""
     fused = able(x)
-    cut = narrow.fitting(x, asked) if fused else None
-    if cut is not None:
-        return narrow.run(x, asked, cut)
+    few = narrow.fitting(x, asked) if fused else None
+    if few is not None:
+        return narrow.run(x, asked, few)
     x = x if asked.norm is None else _normed(x, asked.norm)
+    asked = replace(asked, norm=None)
+    many = wide.fitting(x, asked) if fused else None
+    if many is not None:
+        return wide.run(x, asked, many)
     residual, alone = asked.residual, asked.act is None and asked.bias_N is None
     if residual is None:
         return activated(F.linear(x, asked.weight_NK, asked.bias_N), asked.act)

@@ -1,0 +1,109 @@
+"""Products of many tokens in one kernel each, against float64 and against the kernels that they take the place of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from diagonal.engine.kernels import wide
+from diagonal.engine.product import Product
+from tests.gpu import BFLOAT16, poisoned
+from tests.gpu.test_narrow import double, random_product, usual
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == wide.HOPPER
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")]
+SHAPES = [(4096, 4096), (6144, 5120), (2048, 8192), (2304, 2304), (1024, 1024), (1008, 768), (9216, 64)]
+KINDS = ["plain", "silu", "gelu", "bias", "residual", "biased residual", "biased silu", "biased gelu"]
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda").bfloat16()
+
+
+def _made(x: Tensor, product: Product) -> Tensor | None:
+    """By the kernel, None where it is not for it; what it forgets to write is NaN."""
+    found, residual = wide.fitting(x, product), product.residual
+    if found is None:
+        return None
+    with poisoned():
+        return wide.run(x, replace(product, residual=None if residual is None else residual.clone()), found)
+
+
+@pytest.mark.parametrize("tokens", [9, 16, 31, 48, 64, 65, 96, 120, 128])
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_agree_with_float64(tokens: int, kind: str) -> None:
+    torch.manual_seed(tokens)
+    made = 0
+    for rows, depth in SHAPES:
+        product, x = random_product(kind, tokens, rows, depth), _random(tokens, depth) + 0.5
+        found = _made(x, product)
+        if found is None:
+            continue
+        made += 1
+        wanted = usual(x.double(), double(product))
+        assert found.shape == wanted.shape and found.dtype == torch.bfloat16
+        bound = BFLOAT16 * (4 if product.act else 1)  # what an activation takes is rounded on the way
+        assert (found.double() - wanted).abs().max() <= bound * wanted.abs().max(), (rows, depth)
+    assert made >= 3
+
+
+def test_numbers_beyond_the_last_token_change_nothing() -> None:
+    """There the tensor cores read whatever lies in shared memory: here what an earlier kernel left, which is NaN."""
+    torch.manual_seed(0)
+    product = random_product("residual", 33, 4096, 4096)
+    x = _random(33, 4096)
+    first = _made(x, product)
+    for _ in range(4):
+        _made(torch.full((128, 4096), torch.nan, device="cuda").bfloat16(), replace(product, residual=None))
+        again = _made(x, product)
+        assert first is not None and again is not None and torch.equal(first, again)
+
+
+def test_tokens_of_several_videos_are_tokens() -> None:
+    torch.manual_seed(0)
+    product, x = random_product("silu", 48, 4096, 1024), _random(2, 24, 1024)
+    found, flat = _made(x, product), _made(x.view(48, 1024), product)
+    assert found is not None and flat is not None
+    assert found.shape == (2, 24, 2048) and torch.equal(found.view(48, 2048), flat)
+
+
+def test_what_it_is_not_made_for_is_left_to_others() -> None:
+    x, product = _random(48, 1024), random_product("plain", 48, 512, 1024)
+    assert wide.fitting(x, product) is not None
+    assert wide.fitting(x[:8], product) is None
+    assert wide.fitting(x.float(), product) is None
+    assert wide.fitting(_random(1024, 48).t(), product) is None
+    assert wide.fitting(x, replace(product, weight_NK=product.weight_NK.float())) is None
+    assert wide.fitting(x, replace(product, act="gelu", residual=_random(48, 512))) is None
+    assert wide.fitting(x, replace(product, norm=random_product("rms", 48, 512, 1024).norm)) is None
+
+
+def test_a_chain_of_products_gives_the_same_each_time_and_in_a_graph() -> None:
+    """Kernels that begin early must not read what the one before has not written, nor write what it still reads."""
+    from diagonal.engine.kernels.products import product as make
+
+    torch.manual_seed(0)
+    layers = [(random_product("rms silu", 48, 8192, 2048), random_product("plain", 48, 2048, 4096)) for _ in range(6)]
+    start = _random(48, 2048)
+
+    def chain(one: Any) -> Tensor:
+        x = start.clone()
+        for up, down in layers:
+            x = one(one(x, up), replace(down, residual=x))
+        return x
+
+    with torch.no_grad():
+        first = chain(make)
+        assert all(torch.equal(first, chain(make)) for _ in range(20))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = chain(make)
+        for _ in range(20):
+            graph.replay()
+            assert torch.equal(first, captured)
+    wanted = chain(usual)
+    assert (first - wanted).float().norm() < 0.01 * wanted.float().norm()

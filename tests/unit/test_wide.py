@@ -1,0 +1,82 @@
+"""Which products of many tokens one kernel makes, and how it cuts them up. What it computes is tested on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from diagonal.engine.kernels import narrow, plain, products, wide
+from diagonal.engine.product import Norm, Product
+
+PROCESSORS = 132
+SHAPES = [(28672, 4096), (4096, 4096), (6144, 5120), (5120, 14336), (2048, 8192), (2304, 9216), (512, 128)]
+
+
+def asked(rows: int, depth: int, act: Any = None) -> Product:
+    return Product(torch.empty(rows, depth, device="meta", dtype=torch.bfloat16), act=act)
+
+
+@pytest.mark.parametrize(("rows", "depth"), SHAPES)
+@pytest.mark.parametrize("act", [None, "silu", "gelu"])
+@pytest.mark.parametrize("tokens", [9, 24, 48, 64, 65, 96])
+def test_programs_have_all_rows_and_all_columns_and_fit(rows: int, depth: int, act: Any, tokens: int) -> None:
+    found = wide.cut(tokens, asked(rows, depth, act), PROCESSORS)
+    if found is None:  # few rows for each program, and much of x
+        assert rows <= 4096
+        return
+    assert tokens <= found.TOKENS <= wide.GROUP * found.groups
+    assert found.ROWS % (2 * wide.SIDE if found.SPLIT == 2 or act == "silu" else wide.SIDE) == 0
+    programs = -(-rows // found.ROWS) * found.SPLIT
+    assert programs <= PROCESSORS and found.ROWS <= wide.ROWS
+    assert depth % (wide.DEEP * found.SPAN * found.SPLIT) == 0
+    assert found.X_STAGES >= 1 and found.W_STAGES >= 1 and found.shared <= wide.SHARED
+    # The tensor cores read 64 tokens, whatever their number: what lies behind the last must be there.
+    assert found.W_STAGES * found.ROWS * found.unit >= 2 * wide.DEEP * wide.GROUP
+    assert found.constants["NAMES"] == '"' + ", ".join(f"%{number}" for number in range(found.ROWS // 2)) + '"'
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "act"),
+    [(6144, 4096, None), (4096, 4096, None), (28672, 4096, "silu"), (4096, 14336, None), (5120, 4096, None)],
+)
+@pytest.mark.parametrize("tokens", range(16, 129, 8))
+def test_all_products_of_cosmos_are_made_by_it(rows: int, depth: int, act: Any, tokens: int) -> None:
+    assert wide.cut(tokens, asked(rows, depth, act), PROCESSORS) is not None
+
+
+def test_few_rows_are_shared_by_two_programs() -> None:
+    found = wide.cut(48, asked(4096, 4096), PROCESSORS)
+    assert found is not None and (found.SPLIT, found.ROWS) == (2, 64)
+    found = wide.cut(48, asked(28672, 4096, "silu"), PROCESSORS)
+    assert found is not None and (found.SPLIT, found.ROWS) == (1, 224)
+
+
+def test_products_that_it_is_not_made_for_are_left_to_others() -> None:
+    assert wide.cut(129, asked(4096, 4096), PROCESSORS) is None
+    assert wide.cut(48, asked(4096, 4160), PROCESSORS) is None  # its halves are no whole units
+    assert wide.cut(48, asked(8262, 2048), PROCESSORS) is None  # rows that lie in no whole sides
+    assert wide.cut(48, asked(64000, 4096), PROCESSORS) is None  # more rows than fit at once
+    x = torch.randn(48, 4096).bfloat16()
+    assert wide.fitting(x, Product(torch.randn(64, 4096).bfloat16())) is None  # no GPU
+
+
+def test_a_product_comes_to_it_with_its_norm_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    x, weight, gain = torch.randn(48, 128), torch.randn(512, 128), torch.randn(128)
+    product, made = Product(weight, norm=Norm(gain, None, 1e-5, centred=False), act="silu"), torch.zeros(48, 256)
+    found, given = wide.cut(48, asked(4096, 4096), PROCESSORS), list[tuple[torch.Tensor, Product]]()
+
+    def run(x: torch.Tensor, asked: Product, cut: wide.Cut) -> torch.Tensor:
+        given.append((x, asked))
+        return made
+
+    monkeypatch.setattr(products, "able", lambda x: True)
+    monkeypatch.setattr(products, "ops", lambda x: plain)
+    monkeypatch.setattr(narrow, "fitting", lambda x, asked: None)
+    monkeypatch.setattr(wide, "fitting", lambda x, asked: None if asked.norm else found)
+    monkeypatch.setattr(wide, "run", run)
+    assert products.product(x, product) is made
+    (normed, left), *_ = given
+    assert torch.equal(normed, plain.rms_norm(x, gain, 1e-5)) and left.norm is None and left.act == "silu"
