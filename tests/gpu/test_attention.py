@@ -50,7 +50,7 @@ def _int32(number: int) -> Tensor:
     return torch.tensor([number], dtype=torch.int32, device=DEVICE)
 
 
-def _case(shape: Shape, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor, Tensor], Visibility]:
+def case(shape: Shape, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor, Tensor], Visibility]:
     """Random inputs in a cache with holes. Blocks behind all that is written are NaN, other slots that are not written
     hold large numbers; the last query of several is padding. All others see the first slots."""
     batch, heads, kv_heads, queries, length, width = shape
@@ -81,14 +81,14 @@ def _seen(slots: Tensor, fed: Tensor, step: int) -> Visibility:
     return Visibility(slots, plain.needed_slots(fed, _int32(step)), *map(_int32, numbers))
 
 
-def _error(out: Tensor, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility) -> float:
+def error(out: Tensor, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility) -> float:
     """The largest difference from the twin in float64, as a share of the largest value."""
     q, k, v = (tensor.double() for tensor in qkv)
     true = attend_reference(q, k.nan_to_num(0), v.nan_to_num(0), seen)
     return float((out.double() - true).abs().max() / true.abs().max())
 
 
-def _attend(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, processors: int | None = None) -> Tensor:
+def attended(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, processors: int | None = None) -> Tensor:
     """The kernel with every new buffer filled with NaN, so that a place that no program writes shows."""
     torch.use_deterministic_algorithms(True)
     try:
@@ -101,10 +101,10 @@ def _attend(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, processors: in
 @pytest.mark.parametrize("processors", [1, 9, 132])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_kernel_agrees_with_its_twin(shape: Shape, processors: int, dtype: torch.dtype) -> None:
-    qkv, seen = _case(shape, dtype)
-    out = _attend(qkv, seen, processors)
+    qkv, seen = case(shape, dtype)
+    out = attended(qkv, seen, processors)
     assert out.dtype == dtype and out.transpose(1, 2).is_contiguous()
-    assert _error(out, qkv, seen) < BOUND[dtype]
+    assert error(out, qkv, seen) < BOUND[dtype]
     if shape[3] > 1:
         assert not out[:, :, -1].any()  # the padding row
 
@@ -112,18 +112,18 @@ def test_the_kernel_agrees_with_its_twin(shape: Shape, processors: int, dtype: t
 @on_gpu
 @pytest.mark.parametrize("shape", REAL, ids=str)
 def test_the_kernel_agrees_with_its_twin_in_real_sizes(shape: Shape) -> None:
-    qkv, seen = _case(shape, torch.bfloat16)
-    assert _error(_attend(qkv, seen), qkv, seen) < BOUND[torch.bfloat16]
+    qkv, seen = case(shape, torch.bfloat16)
+    assert error(attended(qkv, seen), qkv, seen) < BOUND[torch.bfloat16]
 
 
 @pytest.mark.parametrize("written", [0, 1, 16, 17, 150])
 def test_any_number_of_slots_is_shared_among_the_parts(written: int) -> None:
-    (q, k, v), seen = _case((1, 4, 2, 3, 192, 16), torch.float32)
+    (q, k, v), seen = case((1, 4, 2, 3, 192, 16), torch.float32)
     k, v = k.nan_to_num(0), v.nan_to_num(0)
     fed = torch.full_like(seen.needed_L, NEVER)
     fed[:written] = 0
     seen = _seen(seen.slots_S.to(torch.int32).fill_(191), fed, NOW)
-    out = _attend((q, k, v), seen, processors=9)
+    out = attended((q, k, v), seen, processors=9)
     torch.testing.assert_close(out, attend_reference(q, k, v, seen), rtol=1e-5, atol=1e-5)
     assert bool(out.any()) == (written > 0)
 
@@ -132,7 +132,7 @@ def test_any_number_of_slots_is_shared_among_the_parts(written: int) -> None:
 @pytest.mark.parametrize("whole", [0, 1, 2, 5])
 def test_blocks_that_all_see_wholly_need_no_look_at_their_slots(whole: int, processors: int) -> None:
     """Of the five that are: any number of them may be named."""
-    (q, k, v), _ = _case((1, 4, 2, 3, 448, 16), torch.float32)
+    (q, k, v), _ = case((1, 4, 2, 3, 448, 16), torch.float32)
     fed = torch.full((448,), NEVER, dtype=torch.int32, device=DEVICE)
     fed[: 5 * BLOCK] = 0
     fed[5 * BLOCK : 5 * BLOCK + 9] = NOW
@@ -140,13 +140,13 @@ def test_blocks_that_all_see_wholly_need_no_look_at_their_slots(whole: int, proc
     seen = _seen(slots, fed, NOW)
     assert (int(seen.whole), int(seen.extent)) == (5, 6)
     given = (q, k.nan_to_num(0), v.nan_to_num(0))
-    out = _attend(given, replace(seen, whole=_int32(whole)), processors)
-    assert _error(out, given, seen) < BOUND[torch.float32]
+    out = attended(given, replace(seen, whole=_int32(whole)), processors)
+    assert error(out, given, seen) < BOUND[torch.float32]
 
 
 @on_gpu
 def test_a_captured_graph_follows_the_step() -> None:
-    (q, k, v), seen = _case((1, 8, 2, 4, 320, 64), torch.bfloat16)
+    (q, k, v), seen = case((1, 8, 2, 4, 320, 64), torch.bfloat16)
     qkv = (q, k.nan_to_num(0), v.nan_to_num(0))
     fed = torch.randint(0, 2 * NOW, (320,), device=DEVICE, dtype=torch.int32)
     attend(*qkv, seen)  # compiles
@@ -159,7 +159,7 @@ def test_a_captured_graph_follows_the_step() -> None:
         for name in ("needed_L", "whole", "extent"):
             getattr(seen, name).copy_(getattr(now, name))
         graph.replay()
-        assert _error(out, qkv, seen) < BOUND[torch.bfloat16]
+        assert error(out, qkv, seen) < BOUND[torch.bfloat16]
 
 
 @pytest.mark.parametrize("shape", REAL, ids=str)
@@ -180,7 +180,7 @@ def test_one_or_two_programs_on_each_processor_fill_the_gpu(shape: Shape, querie
 
 
 def test_what_the_kernel_would_read_wrongly_is_refused() -> None:
-    (q, k, v), seen = _case((1, 4, 2, 3, 64, 16), torch.float32)
+    (q, k, v), seen = case((1, 4, 2, 3, 64, 16), torch.float32)
     wide = replace(seen, needed_L=seen.needed_L.float())
     for given, message in [
         ((q, k[:, :, :-1], v, seen), "must be"),

@@ -106,9 +106,9 @@ def test_what_the_driver_reads_has_its_layout() -> None:
 
 def test_a_kernel_is_started_early_with_its_arguments(fake: Libraries) -> None:
     given = torch.zeros(3)
-    cuda.Kernel(ctypes.c_void_p(5), DEVICE).launch(132, 512, 1000, (given, None, 14, 0.5))
+    cuda.Kernel(ctypes.c_void_p(5), DEVICE).launch((132, 1, 2), 512, 1000, (given, None, 14, 0.5))
     assert fake.launched == {
-        "grid": (132, 1, 1),
+        "grid": (132, 1, 2),
         "block": (512, 1, 1),
         "shared": 1000,
         "stream": 77,
@@ -132,11 +132,19 @@ def test_a_matrix_is_described_for_the_kernel(fake: Libraries) -> None:
         "swizzle": cuda.SWIZZLED,
     }
     assert bytes(found.bytes) == bytes([7]) * 128  # it is what is handed over, by value
-    cuda.Kernel(ctypes.c_void_p(5), DEVICE).launch(1, 32, 0, (found, None, 1, 1.0))
+    cuda.Kernel(ctypes.c_void_p(5), DEVICE).launch((1, 1, 1), 32, 0, (found, None, 1, 1.0))
     assert fake.launched["pointer"] == int.from_bytes(bytes([7]) * 8, "little")
     fake.code = 1
     with pytest.raises(RuntimeError, match="describing a matrix failed with CUDA error 1"):
         cuda.tensor_map(matrix, 8, 64)
+
+
+def test_operands_of_an_instruction_are_named_in_their_order() -> None:
+    assert cuda.sums("SUM", 2, after=1) == {
+        "SUM_NAMES": '"%0, %1"',
+        "SUM_SUMS": '"+f"(s[0]), "+f"(s[1])',
+        "SUM_0": '"%2"',
+    }
 
 
 def test_only_tensors_that_lie_as_kernels_read_them_suit() -> None:
@@ -149,7 +157,7 @@ def test_only_tensors_that_lie_as_kernels_read_them_suit() -> None:
 def test_a_launch_that_fails_says_so(fake: Libraries) -> None:
     fake.code = 701
     with pytest.raises(RuntimeError, match="a launch failed with CUDA error 701"):
-        cuda.Kernel(ctypes.c_void_p(5), DEVICE).launch(1, 32, 0, (None, None, 1, 1.0))
+        cuda.Kernel(ctypes.c_void_p(5), DEVICE).launch((1, 1, 1), 32, 0, (None, None, 1, 1.0))
 
 
 def test_a_file_is_compiled_for_the_gpu_with_its_constants(fake: Libraries) -> None:

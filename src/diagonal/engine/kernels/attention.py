@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diagonal.engine.kernels import wide_attention
 from diagonal.engine.kernels.early import call_next, early, wait
 from diagonal.engine.kernels.visibility import BLOCK, Visibility
 
@@ -73,18 +74,39 @@ def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, pro
     _check(q_BHSD, k_BKLD, v_BKLD, seen)
     if processors is None:
         processors = torch.cuda.get_device_properties(q_BHSD.device).multi_processor_count
-    cut = tiles(q_BHSD, k_BKLD, processors)
+    batch, heads, queries, width = q_BHSD.shape
+    kv_heads = k_BKLD.shape[1]
+    cut, wide = tiles(q_BHSD, k_BKLD, processors), wide_attention.fitting(q_BHSD, k_BKLD, v_BKLD, seen)
+    rows, problems = queries * (heads // kv_heads), batch * kv_heads
+    count = min(MAX_PARTS, wide_attention.parts(rows, problems, processors)) if wide else cut.parts
+    out_BSHD = q_BHSD.new_empty(batch, queries, heads, width)
+    parts, lse = out_BSHD, None
+    if count > 1:
+        parts = out_BSHD.new_empty(count, *out_BSHD.shape, dtype=torch.float32)
+        lse = parts.new_empty(parts.shape[:-1])
+    if wide:
+        wide_attention.run(q_BHSD, k_BKLD, v_BKLD, seen, parts, lse)
+    else:
+        _attend(q_BHSD, k_BKLD, v_BKLD, seen, cut, (parts, lse))
+    if lse is not None:
+        mixtures = lse[0].numel()
+        some = _merged_rows(mixtures, count, processors)
+        _merge_kernel[(triton.cdiv(mixtures, some),)](
+            parts, lse, out_BSHD, mixtures, D=width, PARTS=count, ROWS=some, **early(q_BHSD.device)
+        )
+    return out_BSHD.transpose(1, 2)
+
+
+def _attend(
+    q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, cut: Tiles, into: tuple[Tensor, Tensor | None]
+) -> None:
+    """The kernel for any heads, on any GPU: mixtures of values, and of several parts the log-sum-exps."""
     batch, heads, queries, width = q_BHSD.shape
     kv_heads, length = k_BKLD.shape[1:3]
     group = heads // kv_heads
-    out_BSHD = q_BHSD.new_empty(batch, queries, heads, width)
-    parts, lse = out_BSHD, None
-    if cut.parts > 1:
-        parts = out_BSHD.new_empty(cut.parts, *out_BSHD.shape, dtype=torch.float32)
-        lse = parts.new_empty(parts.shape[:-1])
     grid = (triton.cdiv(queries * group, cut.rows), batch * kv_heads, cut.parts)
     _attend_kernel[grid](
-        *(q_BHSD, k_BKLD, v_BKLD, seen.slots_S, seen.needed_L, seen.whole, seen.extent, parts, lse),
+        *(q_BHSD, k_BKLD, v_BKLD, seen.slots_S, seen.needed_L, seen.whole, seen.extent, *into),
         *(queries, length, *q_BHSD.stride()[:3], math.log2(math.e) / math.sqrt(width)),
         K=kv_heads,
         G=group,
@@ -95,13 +117,6 @@ def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, pro
         num_warps=4,
         **early(q_BHSD.device),
     )
-    if lse is not None:
-        count = batch * queries * heads
-        rows = _merged_rows(count, cut.parts, processors)
-        _merge_kernel[(triton.cdiv(count, rows),)](
-            parts, lse, out_BSHD, count, D=width, PARTS=cut.parts, ROWS=rows, **early(q_BHSD.device)
-        )
-    return out_BSHD.transpose(1, 2)
 
 
 def _merged_rows(count: int, parts: int, processors: int) -> int:

@@ -95,13 +95,13 @@ class Kernel:
     function: ctypes.c_void_p
     device: torch.device
 
-    def launch(self, programs: int, threads: int, shared: int, arguments: Sequence[Argument]) -> None:
+    def launch(self, grid: tuple[int, int, int], threads: int, shared: int, arguments: Sequence[Argument]) -> None:
         """Start it on the GPU's current stream. Tensors go by address, whole numbers as int, others as float."""
         values = [_argument(one) for one in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(one) for one in values))
         early = _Attribute(id=STREAM_SERIALIZATION, value=_Value(flag=1))
         stream = torch.cuda.current_stream(self.device).cuda_stream
-        launch = _Launch(programs, 1, 1, threads, 1, 1, shared, stream, ctypes.pointer(early), 1)
+        launch = _Launch(*grid, threads, 1, 1, shared, stream, ctypes.pointer(early), 1)
         with torch.cuda.device(self.device):
             code = _loaded()[1].cuLaunchKernelEx(ctypes.byref(launch), self.function, pointers, None)
         _checked(code, "a launch")
@@ -166,10 +166,20 @@ def compile_image(source: bytes, name: str, constants: Mapping[str, int | str], 
         given = (ctypes.c_char_p * len(options))(*(one.encode() for one in options))
         if compiler.nvrtcCompileProgram(program, len(options), given):
             said = _read(compiler.nvrtcGetProgramLogSize, compiler.nvrtcGetProgramLog, program)
-            raise RuntimeError(f"{name} does not compile with {' '.join(options)}:\n{said.rstrip(bytes(1)).decode()}")
+            told = " ".join(one for one in options if len(one) < 40)  # not the operands of instructions
+            raise RuntimeError(f"{name} does not compile with {told}:\n{said.rstrip(bytes(1)).decode()}")
         return _read(compiler.nvrtcGetCUBINSize, compiler.nvrtcGetCUBIN, program)
     finally:
         compiler.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def sums(name: str, count: int, after: int) -> dict[str, str]:
+    """Constants that name the operands of an instruction: `count` sums s[0], s[1], ... and as many `after` them."""
+    return {
+        f"{name}_NAMES": '"' + ", ".join(f"%{number}" for number in range(count)) + '"',
+        f"{name}_SUMS": ", ".join(f'"+f"(s[{number}])' for number in range(count)),
+        **{f"{name}_{number}": f'"%{count + number}"' for number in range(after)},
+    }
 
 
 def _read(ask_size: ctypes._NamedFuncPointer, ask: ctypes._NamedFuncPointer, program: ctypes.c_void_p) -> bytes:

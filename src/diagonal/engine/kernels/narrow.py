@@ -147,7 +147,7 @@ def _launch(
     programs = min(tiles, _processors(x.device))
     tensors = (x_MK, product.weight_NK, norm.weight, norm.bias, product.bias_N, out)
     given = (*tensors, len(x_MK), rows, tiles, float(norm.eps), *tables, *numbers)
-    _kernel(found, x.device).launch(programs, 32 * found.WARPS, found.shared, given)
+    _kernel(found, x.device).launch((programs, 1, 1), 32 * found.WARPS, found.shared, given)
 
 
 @cache

@@ -13,8 +13,8 @@
 // Set when it is compiled: TOKENS, a multiple of 8, at most 128; ROWS of W that a program has, a multiple of 16, at most 256;
 // SPLIT, 1 or 2 programs that share them; SPAN, the depth of a block in units of 64 columns; W_STAGES and X_STAGES, blocks
 // under way; BIAS; ADD; ACT (0: none, 1: silu of the first half of the rows times the second, 2: gelu, its tanh form); and
-// for the instruction the names of its ROWS / 2 sums: NAMES "%0, %1, ...", SUMS "+f"(s[0]), ..., and A_NAME, B_NAME, ON_NAME of
-// what follows.
+// for the instruction WIDTH "ROWS" and the names of its ROWS / 2 sums: SUM_NAMES "%0, %1, ...", SUM_SUMS "+f"(s[0]), ..., and
+// SUM_0, SUM_1, SUM_2 of what follows.
 
 #include "numbers.cuh"
 
@@ -68,10 +68,10 @@ __device__ __forceinline__ u64 place(unsigned at) {
   return (u64)((at & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 __device__ __forceinline__ void multiply(float (&s)[HELD], u64 a, u64 b, int on) {  // s = a b^T [+ s]
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " ON_NAME ", 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n" WIDTH_NAME "k16.f32.bf16.bf16 {" NAMES "}, " A_NAME ", " B_NAME
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " SUM_2 ", 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n" WIDTH "k16.f32.bf16.bf16 {" SUM_NAMES "}, " SUM_0 ", " SUM_1
                ", p, 1, 1, 0, 0;\n}"
-               : SUMS
+               : SUM_SUMS
                : "l"(a), "l"(b), "r"(on));
 }
 

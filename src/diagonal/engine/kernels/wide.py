@@ -22,7 +22,8 @@ DEEP = 64  # columns of a unit: 128 bytes of a row
 SIDE = 8  # rows that lie together in shared memory
 GROUP = 64  # tokens of four warps
 ROWS = 256  # of a program, at most
-LEAST, TOKENS = 9, 128  # tokens of a step; with fewer others are faster
+TOKENS = 128  # of a step, at most
+FEW = 16  # tokens with which others read large matrices faster
 STEP = 16  # tokens for which one kernel serves
 SHARED = 227 * 1024  # bytes of a multiprocessor
 WEIGHTS = 96 * 1024  # bytes of weights that should be under way at least
@@ -68,14 +69,8 @@ class Cut:
 
     @property
     def constants(self) -> dict[str, int | str]:
-        sums = self.ROWS // 2
-        return {
-            **{name: int(value) for name, value in asdict(self).items()},
-            "WIDTH_NAME": f'"{self.ROWS}"',
-            "NAMES": '"' + ", ".join(f"%{number}" for number in range(sums)) + '"',
-            "SUMS": ", ".join(f'"+f"(s[{number}])' for number in range(sums)),
-            **{name: f'"%{sums + after}"' for after, name in enumerate(("A_NAME", "B_NAME", "ON_NAME"))},
-        }
+        numbers = {name: int(value) for name, value in asdict(self).items()}
+        return {**numbers, "WIDTH": f'"{self.ROWS}"', **cuda.sums("SUM", self.ROWS // 2, after=3)}
 
 
 def cut(tokens: int, product: Product, processors: int) -> Cut | None:
@@ -121,10 +116,11 @@ def _forms(found: Cut, units: int) -> Iterator[Cut]:
 def fitting(x: Tensor, product: Product) -> Cut | None:
     """How the kernel would make a product, None where it cannot, or where others are faster."""
     tokens, both = x.numel() // x.shape[-1], product.act is not None and product.residual is not None
-    if both or product.norm is not None or tokens < LEAST or not cuda.suits([x, *product.parts()]):
+    if both or product.norm is not None or not cuda.suits([x, *product.parts()]):
         return None
     processors = _processors(x.device)
-    return cut(tokens, product, processors) if processors else None
+    found = cut(tokens, product, processors) if processors else None
+    return None if found is None or (tokens <= FEW and found.ROWS > 2 * GROUP) else found
 
 
 def run(x: Tensor, product: Product, found: Cut) -> Tensor:
@@ -136,7 +132,7 @@ def run(x: Tensor, product: Product, found: Cut) -> Tensor:
     x_MK = x.view(-1, depth)
     maps = (cuda.tensor_map(product.weight_NK, own, DEEP), cuda.tensor_map(x_MK, found.TOKENS, DEEP))
     given = (*maps, product.bias_N, out, len(x_MK), rows, depth // (DEEP * found.SPAN * found.SPLIT))
-    _kernel(found, x.device).launch(-(-width // own) * found.SPLIT, found.threads, found.shared, given)
+    _kernel(found, x.device).launch((-(-width // own) * found.SPLIT, 1, 1), found.threads, found.shared, given)
     return out
 
 

@@ -1,0 +1,277 @@
+// Attention of a step with many tokens: what attention.py's kernel does, for Hopper's tensor cores.
+//
+// A program has GROUPS * 64 rows, one key head and one part of its keys. Rows are queries of the heads that share the key
+// head: all of the first head, then all of the second. A warp fetches keys and values, KEYS of them in a round (TMA), and
+// four warps for each 64 rows multiply (wgmma) and run the online softmax, each group at its own pace. A group
+// asks for the mixture of a round and for the scores of the next one, whose exponentials it takes while the mixture is made.
+//
+// Set when it is compiled: GROUPS, 2 or 3; KEYS, a multiple of 64; STAGES, rounds under way; SPLIT, whether the keys are in
+// parts; MORE and LESS, registers of threads that multiply, and of others; for the instructions the names of their sums,
+// SCORE_NAMES "%0, %1, ..." with SCORE_SUMS "+f"(s[0]), ... and SCORE_0, ... of what follows, and MIX_ the same.
+
+#include "numbers.cuh"
+
+typedef unsigned long long u64;
+
+struct alignas(64) Map {  // how TMA finds its way in a matrix
+  char bytes[128];
+};
+
+constexpr int D = 128, HALF = 64, ROWS = GROUPS * 64, MULTIPLYING = GROUPS * 128, THREADS = MULTIPLYING + 128;
+constexpr int BLOCK = 64, ROUND = KEYS / BLOCK;  // slots that `whole` and `extent` count; of these in a round
+constexpr int Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2;
+constexpr int NOWHERE = 0x7fffffff;
+
+__device__ __forceinline__ unsigned address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void init(unsigned barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void expect(unsigned barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void await(unsigned barrier, int parity) {
+  asm volatile(
+      "{\n .reg .pred done;\n"
+      "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @done bra over;\n bra again;\n"
+      "over:\n }" ::"r"(barrier), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void fetch(unsigned to, const Map* map, int column, int row, unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void copy(unsigned to, const void* from, int bytes, unsigned barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+// Where a block lies, for the tensor cores: rows of 128 bytes, eight rows after the other, 16-byte pieces swapped around;
+// `across` bytes from 64 columns to the next 64, where columns are what is not summed over.
+__device__ __forceinline__ u64 place(unsigned at, unsigned across = 16) {
+  return (u64)((at & 0x3ffff) >> 4) | (u64)(across >> 4) << 16 | 64ull << 32 | 1ull << 62;
+}
+__device__ __forceinline__ void score(float (&s)[KEYS / 2], u64 q, u64 k, int on) {  // s = q k^T [+ s]
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " SCORE_2 ", 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n" SCORE_WIDTH "k16.f32.bf16.bf16 {" SCORE_NAMES "}, " SCORE_0 ", " SCORE_1
+               ", p, 1, 1, 0, 0;\n}"
+               : SCORE_SUMS
+               : "l"(q), "l"(k), "r"(on));
+}
+__device__ __forceinline__ void mix(float (&s)[D / 2], const pair_t* p, u64 v) {  // s += p v
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" MIX_NAMES "}, {" MIX_0 ", " MIX_1 ", " MIX_2
+               ", " MIX_3 "}, " MIX_4 ", 1, 1, 1, 1;"
+               : MIX_SUMS
+               : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v));
+}
+__device__ __forceinline__ float power(float v) {
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(v));
+  return out;
+}
+template <int N>
+__device__ __forceinline__ void settled(float (&s)[N]) {  // what the tensor cores wrote is there
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(s[i])::"memory");
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __grid_constant__ Map v,
+       const long long* slots, const int* needed, const long long* whole, const long long* extent, void* out, float* lse,
+       int queries, int length, int heads, int kv_heads, float scale) {
+  extern __shared__ __align__(1024) char memory[];
+  const unsigned qs = address(memory), ks = qs + Q_BYTES, vs = ks + STAGES * KV_BYTES, ns = vs + STAGES * KV_BYTES;
+  const unsigned q_full = ns + STAGES * KEYS * 4, k_full = q_full + 8, k_empty = k_full + 8 * STAGES, v_full = k_empty + 8 * STAGES;
+  const unsigned v_empty = v_full + 8 * STAGES;
+  const int group = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+  const int shared_by = heads / kv_heads, problem = blockIdx.y, part = blockIdx.z, parts = gridDim.z;
+  const int first = blockIdx.x * ROWS;
+  if (threadIdx.x == 0) {
+    init(q_full, 1);
+    for (int s = 0; s < STAGES; s++) {
+      init(k_full + 8 * s, 1), init(k_empty + 8 * s, MULTIPLYING / 32);
+      init(v_full + 8 * s, 1), init(v_empty + 8 * s, MULTIPLYING / 32);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+
+  // Rounds that all queries see wholly, then others: of both, this part's share.
+  const int rounds = ((int)*extent + ROUND - 1) / ROUND;
+  const int plain = (int)*whole / ROUND, rest = rounds - plain;
+  const int plain_at = plain * part / parts, plain_count = plain * (part + 1) / parts - plain_at;
+  const int rest_at = plain + rest * part / parts, count = plain_count + plain + rest * (part + 1) / parts - rest_at;
+
+  if (group == GROUPS) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LESS));
+    if (threadIdx.x == MULTIPLYING) {
+      expect(q_full, Q_BYTES);
+      for (int c = 0; c < 2; c++)
+        for (int g = 0; g < GROUPS; g++)
+          fetch(qs + (g * 2 + c) * 64 * 128, &q, c * HALF, problem * shared_by * queries + first + g * 64, q_full);
+      auto blocks = [&](unsigned to, const Map* map, int round, unsigned barrier) {
+        for (int b = 0; b < ROUND; b++) {
+          // Behind the last block that is written lies anything: nobody sees it, but it might not be finite.
+          const int block = min(round * ROUND + b, (int)*extent - 1);
+          for (int c = 0; c < 2; c++)
+            fetch(to + c * KEYS * 128 + b * BLOCK * 128, map, c * HALF, problem * length + block * BLOCK, barrier);
+        }
+      };
+#pragma unroll 1
+      for (int n = 0; n < count; n++) {
+        const int s = n % STAGES, parity = n / STAGES - 1 & 1;
+        const int round = n < plain_count ? plain_at + n : rest_at + n - plain_count;
+        if (n >= STAGES) await(k_empty + 8 * s, parity);
+        const int own = (rest_at + n - plain_count) * KEYS;
+        const int bytes = n < plain_count ? 0 : min(KEYS, length - own) * 4;  // of what says who sees the keys
+        expect(k_full + 8 * s, KV_BYTES + bytes);
+        if (bytes > 0) copy(ns + s * KEYS * 4, needed + own, bytes, k_full + 8 * s);
+        blocks(ks + s * KV_BYTES, &k, round, k_full + 8 * s);
+        if (n >= STAGES) await(v_empty + 8 * s, parity);
+        expect(v_full + 8 * s, KV_BYTES);
+        blocks(vs + s * KV_BYTES, &v, round, v_full + 8 * s);
+      }
+    }
+    return;
+  }
+
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MORE));
+  // A thread has two rows, eight apart.
+  const int row = first + group * 64 + warp * 16 + lane / 4, all = shared_by * queries;
+  int slot[2];
+#pragma unroll
+  for (int h = 0; h < 2; h++) slot[h] = row + 8 * h < all ? (int)slots[(row + 8 * h) % queries] : -1;
+  const float unseen = __int_as_float(0xff800000);  // -inf
+  float top[2] = {-1e30f, -1e30f}, total[2] = {};  // finite: with nothing seen so far, weights are 0 and not NaN
+  float mixed[D / 2] = {}, s[KEYS / 2];
+  pair_t weights[KEYS / 4];
+
+  auto ask_scores = [&](int n) {
+    const int stage = n % STAGES;
+    await(k_full + 8 * stage, n / STAGES & 1);
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int c = 0; c < 2; c++)
+#pragma unroll
+      for (int i = 0; i < HALF / 16; i++)
+        score(s, place(qs + (group * 2 + c) * 64 * 128) + 2 * i, place(ks + stage * KV_BYTES + c * KEYS * 128) + 2 * i,
+              c > 0 || i > 0);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  };
+  auto ask_mixture = [&](int n) {
+    const int stage = n % STAGES;
+    await(v_full + 8 * stage, n / STAGES & 1);
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+    for (int i = 0; i < KEYS / 16; i++)
+      mix(mixed, weights + i * 4, place(vs + stage * KV_BYTES + i * 16 * 128, KEYS * 128));
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+  };
+  float decay[2];
+  // Most blocks of earlier frames are seen by all rows of a warp.
+  const int last = __reduce_min_sync(0xffffffffu, min(slot[0] & NOWHERE, slot[1] & NOWHERE));  // but those of padding
+  auto all_see = [&](const int* least_of, int left) {
+    int most = left < KEYS ? NOWHERE : 0;
+#pragma unroll
+    for (int i = 0; i < KEYS / 32; i++)
+      if (left >= KEYS) most = max(most, least_of[i * 32 + lane]);
+    return __reduce_max_sync(0xffffffffu, most) <= last;
+  };
+  auto soften = [&](int n) {  // scores become weights
+    settled(s);
+    const int left = length - (rest_at + n - plain_count) * KEYS;
+    const int* least_of = (const int*)(memory + (ns - qs)) + n % STAGES * KEYS;
+    if (n >= plain_count && !all_see(least_of, left)) {
+#pragma unroll
+      for (int j = 0; j < KEYS / 8; j++) {
+        const int2 least =
+            8 * j < left ? *(const int2*)(least_of + 8 * j + lane % 4 * 2) : make_int2(NOWHERE, NOWHERE);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          if (least.x > slot[h]) s[j * 4 + h * 2] = unseen;
+          if (least.y > slot[h]) s[j * 4 + h * 2 + 1] = unseen;
+        }
+      }
+    }
+    if (lane == 0) arrive(k_empty + 8 * (n % STAGES));
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      float most = s[h * 2];
+#pragma unroll
+      for (int j = 0; j < KEYS / 8; j++) most = fmaxf(most, fmaxf(s[j * 4 + h * 2], s[j * 4 + h * 2 + 1]));
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+      const float new_top = fmaxf(top[h], most * scale);
+      decay[h] = power(top[h] - new_top);
+      top[h] = new_top;
+      float sum = 0.f;
+#pragma unroll
+      for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          float& one = s[j * 4 + h * 2 + e];
+          one = power(fmaf(one, scale, -new_top));
+          sum += one;
+        }
+      total[h] = total[h] * decay[h] + sum;
+    }
+  };
+  auto hand_over = [&]() {  // weights to the tensor cores, who mix with what is rescaled
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+#pragma unroll
+      for (int j = 0; j < D / 8; j++) mixed[j * 4 + h * 2] *= decay[h], mixed[j * 4 + h * 2 + 1] *= decay[h];
+#pragma unroll
+      for (int j = 0; j < KEYS / 8; j++) weights[j * 2 + h] = pack(s[j * 4 + h * 2], s[j * 4 + h * 2 + 1]);
+    }
+  };
+
+  await(q_full, 0);
+  if (count > 0) {
+    ask_scores(0);
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    soften(0);
+    hand_over();
+#pragma unroll 1
+    for (int n = 1; n < count; n++) {
+      ask_scores(n);
+      ask_mixture(n - 1);
+      asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the scores are there
+      soften(n);
+      settled(s);  // not later
+      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      settled(mixed);
+      if (lane == 0) arrive(v_empty + 8 * ((n - 1) % STAGES));
+      hand_over();
+    }
+    ask_mixture(count - 1);
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    settled(mixed);
+  }
+
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    float sum = total[h];
+    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    const int own = row + 8 * h;
+    if (own >= all) continue;
+    const bool sees = sum > 0.f && slot[h] >= 0;  // a row of padding sees nothing
+    const float by = sees ? 1.f / sum : 0.f;
+    const int batches = gridDim.y / kv_heads, head = problem % kv_heads * shared_by + own / queries;
+    const size_t entry =
+        ((size_t)(part * batches + problem / kv_heads) * queries + own % queries) * heads + head;
+#pragma unroll
+    for (int j = 0; j < D / 8; j++) {
+      const float lo = mixed[j * 4 + h * 2] * by, hi = mixed[j * 4 + h * 2 + 1] * by;
+      const size_t at = entry * D + j * 8 + lane % 4 * 2;
+      if (SPLIT)
+        *(float2*)((float*)out + at) = make_float2(lo, hi);
+      else
+        *(pair_t*)((bf16_t*)out + at) = pack(lo, hi);
+    }
+    if (SPLIT && lane % 4 == 0) lse[entry] = sees ? top[h] + __log2f(sum) : unseen;
+  }
+}

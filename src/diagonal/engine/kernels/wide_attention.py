@@ -1,0 +1,117 @@
+"""Attention of steps with many tokens on Hopper GPUs (wide_attention.cu), where Triton's kernel is bound by arithmetic.
+
+It does the work of `attention.attend`'s first kernel; the parts are merged by the same second one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from diagonal.engine.kernels import cuda
+from diagonal.engine.kernels.visibility import Visibility
+
+WIDTH = 128  # of heads
+SIDE = 64  # rows of four warps
+LEAST = 128  # rows: with fewer, reading bounds, and others are as fast
+SHARED = 227 * 1024  # bytes of a multiprocessor
+HOPPER = (9, 0)  # whose instructions the kernel is made of
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What the kernel is compiled for; wide_attention.cu says what the constants are."""
+
+    GROUPS: int
+    SPLIT: bool
+
+    @property
+    def rows(self) -> int:
+        return SIDE * self.GROUPS
+
+    @property
+    def keys(self) -> int:
+        """Of a round: as many as registers hold the scores of."""
+        return 64 if self.GROUPS == 3 else 128
+
+    @property
+    def threads(self) -> int:
+        """Those that multiply, and four warps of which one reads."""
+        return 128 * (self.GROUPS + 1)
+
+    @property
+    def _round(self) -> int:
+        """Bytes of keys and values, of who sees them, and of four barriers."""
+        return 4 * WIDTH * self.keys + 4 * self.keys + 32
+
+    @property
+    def stages(self) -> int:
+        return (SHARED - 2 * WIDTH * self.rows - 8) // self._round
+
+    @property
+    def shared(self) -> int:
+        """Bytes of queries, of keys and values, and of barriers."""
+        return 2 * WIDTH * self.rows + self.stages * self._round + 8
+
+    @property
+    def constants(self) -> dict[str, int | str]:
+        more, less = (160, 32) if self.GROUPS == 3 else (240, 24)  # 65536 registers in all
+        return {
+            **{name: int(value) for name, value in asdict(self).items()},
+            "KEYS": self.keys,
+            "STAGES": self.stages,
+            "MORE": more,
+            "LESS": less,
+            "SCORE_WIDTH": f'"{self.keys}"',
+            **cuda.sums("SCORE", self.keys // 2, after=3),
+            **cuda.sums("MIX", WIDTH // 2, after=5),
+        }
+
+
+def groups(rows: int) -> int:
+    """Groups of 64 rows of a program: as many as leave the fewest rows empty."""
+    return min((3, 2), key=lambda count: -(-rows // (SIDE * count)) * count)
+
+
+def parts(rows: int, problems: int, processors: int) -> int:
+    """Parts that the keys are cut into: a program for every multiprocessor, at most."""
+    return max(1, processors // (-(-rows // (SIDE * groups(rows))) * problems))
+
+
+def fitting(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> bool:
+    """Whether the kernel can, and is faster than others."""
+    wanted = ((seen.slots_S, torch.int64), (seen.needed_L, torch.int32), (seen.whole, torch.int64))
+    alike = all(part.dtype == kind for part, kind in (*wanted, (seen.extent, torch.int64)))
+    rows = q_BHSD.shape[2] * (q_BHSD.shape[1] // k_BKLD.shape[1])
+    fits = q_BHSD.shape[3] == WIDTH and rows >= LEAST and alike and cuda.suits([q_BHSD, k_BKLD, v_BKLD])
+    return fits and able(q_BHSD.device)
+
+
+def run(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, out: Tensor, lse: Tensor | None) -> None:
+    """Mixtures of values into `out` (parts, B, S, H, D), with their log-sum-exps; a single part has none."""
+    batch, heads, queries, _ = q_BHSD.shape
+    kv_heads, length = k_BKLD.shape[1:3]
+    rows, count = queries * (heads // kv_heads), 1 if lse is None else len(lse)
+    found = Cut(groups(rows), lse is not None)
+    maps = (cuda.tensor_map(part.view(-1, WIDTH), SIDE, SIDE) for part in (q_BHSD, k_BKLD, v_BKLD))
+    numbers = (queries, length, heads, kv_heads, math.log2(math.e) / math.sqrt(WIDTH))
+    given = (*maps, seen.slots_S, seen.needed_L, seen.whole, seen.extent, out, lse, *numbers)
+    grid = (-(-rows // found.rows), batch * kv_heads, count)
+    _kernel(found, q_BHSD.device).launch(grid, found.threads, found.shared, given)
+
+
+@cache
+def able(device: torch.device) -> bool:
+    """Whether the kernel runs on a device."""
+    nvidia = device.type == "cuda" and torch.version.cuda is not None
+    return nvidia and torch.cuda.get_device_capability(device) == HOPPER and cuda.works(device)
+
+
+@cache
+def _kernel(found: Cut, device: torch.device) -> cuda.Kernel:
+    return cuda.compile_kernel(Path(__file__).with_suffix(".cu"), "attend", found.constants, found.shared, device)

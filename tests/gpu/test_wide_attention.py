@@ -1,0 +1,111 @@
+"""Attention of many tokens on Hopper against float64, and against the kernel that it takes the place of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+    pytest.skip("no Hopper GPU", allow_module_level=True)
+
+from diagonal.engine.kernels import attention, wide_attention
+from diagonal.engine.kernels.visibility import BLOCK, Visibility
+from tests.gpu.test_attention import BOUND, Shape, attended, case, error
+
+pytestmark = pytest.mark.gpu
+
+SHAPES: list[Shape] = [  # B, H, K, S, L, D
+    (1, 32, 8, 48, 1216, 128),  # a number of blocks that is odd
+    (1, 32, 8, 96, 2560, 128),
+    (2, 8, 2, 37, 704, 128),  # rows that end within a group
+    (1, 12, 4, 64, 448, 128),  # groups of three heads
+    (1, 4, 1, 120, 64, 128),  # one block
+    (1, 128, 1, 2, 320, 128),  # a query for many heads
+]
+REAL: list[Shape] = [(1, 32, 8, 40, 12864, 128), (1, 32, 8, 64, 12864, 128), (1, 32, 8, 120, 12864, 128)]
+
+Given = tuple[tuple[Tensor, Tensor, Tensor], Visibility]
+
+
+def _given(shape: Shape) -> Given:
+    """As a graph has them: queries side by side, numbers of 64 bits."""
+    (q, k, v), seen = case(shape, torch.bfloat16)
+    return (q.contiguous(), k, v), replace(seen, whole=seen.whole.long(), extent=seen.extent.long())
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other kernel may help."""
+
+    def refuse(*given: object) -> None:
+        raise AssertionError("the other kernel was asked")
+
+    monkeypatch.setattr(attention, "_attend", refuse)
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("processors", [1, 9, 132])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_kernel_agrees_with_its_twin(
+    shape: Shape, processors: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wide_attention, "groups", lambda rows: groups)
+    qkv, seen = _given(shape)
+    out = attended(qkv, seen, processors)
+    assert out.dtype == torch.bfloat16 and out.transpose(1, 2).is_contiguous()
+    assert error(out, qkv, seen) < BOUND[torch.bfloat16]
+    assert not out[:, :, -1].any()  # the padding row
+
+
+@pytest.mark.parametrize("shape", REAL, ids=str)
+def test_true_sizes_agree_too(shape: Shape) -> None:
+    qkv, seen = _given(shape)
+    assert error(attended(qkv, seen), qkv, seen) < BOUND[torch.bfloat16]
+
+
+@pytest.mark.parametrize("whole", [0, 3, 9])
+def test_blocks_that_all_see_need_not_be_said_to_be(whole: int) -> None:
+    """Looked at one by one or not, keys have the same weights."""
+    (q, k, v), seen = _given((1, 32, 8, 48, 1216, 128))
+    slots = torch.randperm(200, device="cuda")[:48] + 9 * BLOCK  # all see nine blocks, which are written
+    needed = torch.arange(1216, device="cuda", dtype=torch.int32)
+    seen = Visibility(slots, needed, torch.full_like(seen.whole, whole), torch.full_like(seen.extent, 13))
+    k[:], v[:] = k.nan_to_num(0), v.nan_to_num(0)
+    assert error(attended((q, k, v), seen), (q, k, v), seen) < BOUND[torch.bfloat16]
+
+
+def test_nothing_written_is_nothing_seen() -> None:
+    qkv, seen = _given((1, 32, 8, 48, 1216, 128))
+    nothing = replace(seen, needed_L=torch.full_like(seen.needed_L, torch.iinfo(torch.int32).max))
+    for extent in (0, int(seen.extent)):
+        there = replace(nothing, whole=torch.zeros_like(seen.whole), extent=torch.full_like(seen.extent, extent))
+        assert not attended(qkv, there).any()
+
+
+def test_it_gives_the_same_each_time_and_in_a_graph() -> None:
+    qkv, seen = _given((1, 32, 8, 96, 2560, 128))
+    first = attention.attend(*qkv, seen)
+    assert all(torch.equal(first, attention.attend(*qkv, seen)) for _ in range(20))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = attention.attend(*qkv, seen)
+    for _ in range(20):
+        graph.replay()
+        assert torch.equal(first, captured)
+
+
+def test_what_it_is_not_made_for_is_left_to_others() -> None:
+    (q, k, v), seen = _given((1, 32, 8, 48, 1216, 128))
+    assert wide_attention.fitting(q, k, v, seen)
+    few = replace(seen, slots_S=seen.slots_S[:31])
+    assert not wide_attention.fitting(q[:, :, :31].contiguous(), k, v, few)
+    assert not wide_attention.fitting(q.transpose(1, 2).contiguous().transpose(1, 2), k, v, seen)
+    assert not wide_attention.fitting(q.half(), k.half(), v.half(), seen)
+    assert not wide_attention.fitting(
+        q[..., :64].contiguous(), k[..., :64].contiguous(), v[..., :64].contiguous(), seen
+    )
+    assert not wide_attention.fitting(q, k, v, replace(seen, extent=seen.extent.int()))

@@ -1,0 +1,38 @@
+"""How attention of many tokens is cut up. What it computes is tested on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from diagonal.engine.kernels import wide_attention
+from diagonal.engine.kernels.visibility import Visibility
+from diagonal.engine.kernels.wide_attention import Cut, groups, parts
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_program_fits_a_multiprocessor(count: int) -> None:
+    found = Cut(count, SPLIT=True)
+    assert found.shared <= wide_attention.SHARED and found.stages >= 2 and found.keys % 64 == 0
+    constants = found.constants
+    threads = 128 * (count * int(constants["MORE"]) + int(constants["LESS"]))
+    assert threads <= 65536  # registers
+    assert constants["SCORE_2"] == f'"%{found.keys // 2 + 2}"' and constants["MIX_4"] == '"%68"'
+
+
+@pytest.mark.parametrize(("rows", "wanted"), [(128, 2), (192, 3), (256, 2), (320, 3), (384, 3), (480, 2)])
+def test_as_few_rows_as_possible_are_empty(rows: int, wanted: int) -> None:
+    assert groups(rows) == wanted
+
+
+def test_every_multiprocessor_has_a_program() -> None:
+    assert parts(384, problems=8, processors=132) == 8
+    assert parts(192, problems=8, processors=132) == 16
+    assert parts(4096, problems=64, processors=132) == 1
+
+
+def test_no_gpu_is_no_fit() -> None:
+    q, k = torch.zeros(1, 32, 48, 128).bfloat16(), torch.zeros(1, 8, 128, 128).bfloat16()
+    number = torch.zeros(1, dtype=torch.long)
+    seen = Visibility(torch.zeros(48, dtype=torch.long), torch.zeros(128, dtype=torch.int32), number, number)
+    assert not wide_attention.fitting(q, k, k, seen)
