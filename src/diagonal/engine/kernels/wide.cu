@@ -7,10 +7,10 @@
 // would leave programs without rows, two of them (a cluster) have the same rows, each in one half of their depth.
 //   - One warp asks for blocks of W, as many as shared memory holds ahead, and never waits for the kernel before
 //     (programmatic dependent launch). Another asks for blocks of x, as soon as they are there.
-//   - Four warps for each 64 tokens multiply (wgmma): tokens are the rows of the tensor cores' product, rows of W its columns.
+//   - Four warps multiply (wgmma): tokens are the rows of the tensor cores' product, rows of W its columns.
 //   - At the end two programs that share rows send each other the sums of one half of them.
 //
-// Set when it is compiled: TOKENS, a multiple of 8, at most 128; ROWS of W that a program has, a multiple of 16, at most 256;
+// Set when it is compiled: TOKENS, a multiple of 8, at most 64; ROWS of W that a program has, a multiple of 16, at most 256;
 // SPLIT, 1 or 2 programs that share them; SPAN, the depth of a block in units of 64 columns; W_STAGES and X_STAGES, blocks
 // under way; BIAS; ADD; ACT (0: none, 1: silu of the first half of the rows times the second, 2: gelu, its tanh form); and
 // for the instruction WIDTH "ROWS" and the names of its ROWS / 2 sums: SUM_NAMES "%0, %1, ...", SUM_SUMS "+f"(s[0]), ..., and
@@ -24,12 +24,12 @@ struct alignas(64) Map {  // how TMA finds its way in a matrix
   char bytes[128];
 };
 
-constexpr int DEEP = 64, GROUPS = (TOKENS + 63) / 64, MULTIPLYING = GROUPS * 128, THREADS = MULTIPLYING + 64;
+constexpr int DEEP = 64, MULTIPLYING = 128, THREADS = MULTIPLYING + 64;
 constexpr int W_UNIT = ROWS * DEEP * 2, X_UNIT = TOKENS * DEEP * 2;  // bytes of 64 columns
 constexpr int W_BYTES = SPAN * W_UNIT, X_BYTES = SPAN * X_UNIT, HELD = ROWS / 2;
 constexpr int MADE = ACT == 1 ? ROWS / 2 : ROWS / SPLIT;  // outputs of a token that a program finishes
 constexpr int OWN = HELD / SPLIT, MAIL = SPLIT == 2 ? MULTIPLYING * OWN * 4 : 0;  // sums of a thread; bytes of all
-static_assert(TOKENS % 8 == 0 && MADE % 8 == 0 && (ACT != 1 || SPLIT == 1) && W_STAGES * W_BYTES >= 8192, "");
+static_assert(TOKENS % 8 == 0 && TOKENS <= 64 && MADE % 8 == 0 && (ACT != 1 || SPLIT == 1) && W_STAGES * W_BYTES >= 8192, "");
 
 __device__ __forceinline__ unsigned address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void init(unsigned barrier, int arrivals) {
@@ -131,7 +131,7 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
   }
 
   asm volatile("griddepcontrol.wait;" ::: "memory");
-  const int group = warp / 4, token = group * 64 + warp % 4 * 16 + lane / 4;
+  const int token = warp * 16 + lane / 4;
   const int column = first + part * MADE + lane % 4 * 2;
   pair_t before[2][ADD ? MADE / 8 : 1];
   if (ADD)
@@ -150,7 +150,7 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
     await(x_full + 8 * t, n / X_STAGES & 1);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
     // Beyond the last token lie other numbers: they make sums that nobody looks at.
-    const u64 a = place(xs + t * X_BYTES + group * 64 * DEEP * 2), b = place(ws + s * W_BYTES);
+    const u64 a = place(xs + t * X_BYTES), b = place(ws + s * W_BYTES);
 #pragma unroll
     for (int i = 0; i < SPAN; i++)
 #pragma unroll

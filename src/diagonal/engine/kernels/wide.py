@@ -20,10 +20,14 @@ from diagonal.engine.product import Product
 
 DEEP = 64  # columns of a unit: 128 bytes of a row
 SIDE = 8  # rows that lie together in shared memory
-GROUP = 64  # tokens of four warps
 ROWS = 256  # of a program, at most
-TOKENS = 128  # of a step, at most
-FEW = 16  # tokens with which others read large matrices faster
+SMALL, LARGE = 64, 128  # numbers of them below which blocks are deeper
+THREADS = 192  # four warps that multiply, one that reads weights, and one that reads tokens
+TOKENS = (
+    64  # of a step, at most: the rows of the tensor cores' product. More would be padded to 128, and the power that
+)
+# takes slows down all kernels (docs/log.md)
+LEAST, FEW = 9, 16  # tokens with fewer of which, or up to which with large matrices, others are faster
 STEP = 16  # tokens for which one kernel serves
 SHARED = 227 * 1024  # bytes of a multiprocessor
 WEIGHTS = 96 * 1024  # bytes of weights that should be under way at least
@@ -47,15 +51,6 @@ class Cut:
     ADD: bool
 
     @property
-    def groups(self) -> int:
-        return -(-self.TOKENS // GROUP)
-
-    @property
-    def threads(self) -> int:
-        """Four warps for each group of tokens, one that reads weights, and one that reads tokens."""
-        return 128 * self.groups + 64
-
-    @property
     def unit(self) -> int:
         """Bytes of a block, for each of its rows."""
         return 2 * DEEP * self.SPAN
@@ -64,7 +59,7 @@ class Cut:
     def shared(self) -> int:
         """Bytes of all blocks, of sums that two programs exchange, and of barriers."""
         blocks = self.unit * (self.X_STAGES * self.TOKENS + self.W_STAGES * self.ROWS)
-        mail = 2 * GROUP * self.groups * self.ROWS if self.SPLIT == 2 else 0
+        mail = 2 * TOKENS * self.ROWS if self.SPLIT == 2 else 0
         return blocks + mail + 16 * (self.X_STAGES + self.W_STAGES) + 8
 
     @property
@@ -77,7 +72,7 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
     """How a product of so many tokens is cut up, None where this kernel is not made for it."""
     rows, depth = product.weight_NK.shape
     silu = product.act == "silu"
-    split = 1 if silu or rows > processors * GROUP else 2  # few rows for each program would mean much of x for each
+    split = 1 if silu or rows > processors * TOKENS else 2  # few rows for each program would mean much of x for each
     sides = 2 * SIDE if silu or split == 2 else SIDE
     own = -(-rows // (sides * (processors // split))) * sides
     if depth % (DEEP * split) or rows % (2 * SIDE if silu else SIDE) or own > ROWS or tokens > TOKENS:
@@ -94,8 +89,8 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
         ADD=product.residual is not None,
     )
     share = 2 * own * depth // split  # bytes of a program's weights
-    # The tensor cores read a whole group of tokens, and beyond the last one what lies there.
-    needed = max(min(share, WEIGHTS), 2 * DEEP * GROUP)
+    # The tensor cores read as many tokens as there may be, and beyond the last one what lies there.
+    needed = max(min(share, WEIGHTS), 2 * DEEP * TOKENS)
     forms = _forms(found, depth // (DEEP * split))
     return next((form for form in forms if form.W_STAGES * form.ROWS * form.unit >= needed), None)
 
@@ -103,7 +98,7 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
 def _forms(found: Cut, units: int) -> Iterator[Cut]:
     """Sizes of blocks and numbers of them that fit into shared memory, best first. Large blocks mean less waiting for
     each; many of x mean that it is there when it is needed; what is left is for weights."""
-    usual = 4 if found.ROWS < GROUP else 2 if found.ROWS <= 2 * GROUP else 1
+    usual = 4 if found.ROWS < SMALL else 2 if found.ROWS < LARGE else 1
     most = -(-AHEAD // found.ROWS)  # units of x that should be under way
     for span, share in pairs((4, 2, 1), (1, 0.75, 0.5)):
         if span > usual or units % span:
@@ -116,11 +111,11 @@ def _forms(found: Cut, units: int) -> Iterator[Cut]:
 def fitting(x: Tensor, product: Product) -> Cut | None:
     """How the kernel would make a product, None where it cannot, or where others are faster."""
     tokens, both = x.numel() // x.shape[-1], product.act is not None and product.residual is not None
-    if both or product.norm is not None or not cuda.suits([x, *product.parts()]):
+    if both or product.norm is not None or tokens < LEAST or not cuda.suits([x, *product.parts()]):
         return None
     processors = _processors(x.device)
     found = cut(tokens, product, processors) if processors else None
-    return None if found is None or (tokens <= FEW and found.ROWS > 2 * GROUP) else found
+    return None if found is None or (tokens <= FEW and found.ROWS > LARGE) else found
 
 
 def run(x: Tensor, product: Product, found: Cut) -> Tensor:
@@ -132,7 +127,7 @@ def run(x: Tensor, product: Product, found: Cut) -> Tensor:
     x_MK = x.view(-1, depth)
     maps = (cuda.tensor_map(product.weight_NK, own, DEEP), cuda.tensor_map(x_MK, found.TOKENS, DEEP))
     given = (*maps, product.bias_N, out, len(x_MK), rows, depth // (DEEP * found.SPAN * found.SPLIT))
-    _kernel(found, x.device).launch((-(-width // own) * found.SPLIT, 1, 1), found.threads, found.shared, given)
+    _kernel(found, x.device).launch((-(-width // own) * found.SPLIT, 1, 1), THREADS, found.shared, given)
     return out
 
 

@@ -170,20 +170,11 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
   };
   float decay[2];
-  // Most blocks of earlier frames are seen by all rows of a warp.
-  const int last = __reduce_min_sync(0xffffffffu, min(slot[0] & NOWHERE, slot[1] & NOWHERE));  // but those of padding
-  auto all_see = [&](const int* least_of, int left) {
-    int most = left < KEYS ? NOWHERE : 0;
-#pragma unroll
-    for (int i = 0; i < KEYS / 32; i++)
-      if (left >= KEYS) most = max(most, least_of[i * 32 + lane]);
-    return __reduce_max_sync(0xffffffffu, most) <= last;
-  };
   auto soften = [&](int n) {  // scores become weights
     settled(s);
-    const int left = length - (rest_at + n - plain_count) * KEYS;
-    const int* least_of = (const int*)(memory + (ns - qs)) + n % STAGES * KEYS;
-    if (n >= plain_count && !all_see(least_of, left)) {
+    if (n >= plain_count) {
+      const int left = length - (rest_at + n - plain_count) * KEYS;
+      const int* least_of = (const int*)(memory + (ns - qs)) + n % STAGES * KEYS;
 #pragma unroll
       for (int j = 0; j < KEYS / 8; j++) {
         const int2 least =
