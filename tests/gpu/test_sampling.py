@@ -52,12 +52,30 @@ def test_the_kernel_draws_what_its_twin_draws(sampling: Sampling, size: int, dty
     assert int(different.sum()) <= count // 50  # a uniform number next to a boundary
 
 
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("size", [1000, 8262, 12_000])
+@pytest.mark.parametrize("sampling", [Sampling(top_p=0.8), Sampling(temperature=0.7, top_p=0.9, keep_crossing=False)])
+def test_rows_of_few_ids_have_a_kernel_that_draws_the_same(
+    sampling: Sampling, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits, low, high, uniform = rows("float32", 128, size, seed=size)
+    given = on(DEVICE, (logits.bfloat16(), low, high, uniform))
+    if kernels.few_ids.fitting(given[0], sampling) is None:
+        pytest.skip("this GPU has none")
+    found = kernels.sample(*given, sampling)
+    assert torch.equal(found, kernels.sample(*given, sampling))
+    monkeypatch.setattr(kernels.few_ids, "fitting", lambda logits, sampling: None)
+    for other in (kernels.sample(*given, sampling), twin(*given, sampling)):
+        assert int((found != other).sum()) <= 3  # a uniform number next to a boundary
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sampling", [SAMPLINGS[0], SAMPLINGS[7]], ids=str)
-def test_tokens_are_drawn_into_their_places(sampling: Sampling) -> None:
+def test_tokens_are_drawn_into_their_places(sampling: Sampling, dtype: torch.dtype) -> None:
     """As a batch of rows would be: valid ids and random numbers are those of the place, and the rest stays."""
     batch, inputs, length, size = 2, 5, 40, 200
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(batch, inputs, size, generator=generator).to(DEVICE)
+    logits = torch.randn(batch, inputs, size, generator=generator).to(DEVICE, dtype)
     low, uniform = torch.randint(90, (length,), generator=generator), torch.rand(batch, length, generator=generator)
     ids, uniform = torch.stack([low, low + 100]).to(DEVICE), uniform.to(DEVICE)
     places = torch.tensor([3, 39, 0, 17, 8], device=DEVICE)

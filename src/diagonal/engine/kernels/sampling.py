@@ -29,6 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diagonal.engine.kernels import few_ids
 from diagonal.engine.kernels.early import early, wait
 from diagonal.engine.protocols import Sampling
 
@@ -53,6 +54,10 @@ def _draw(logits_RV: Tensor, tables: tuple[Tensor, Tensor, Tensor, Tensor | None
     low, high, uniform, positions, drawn = tables
     if logits_RV.stride(1) != 1:
         raise ValueError(f"logits with strides {logits_RV.stride()} given; a row's ids must lie side by side")
+    few = few_ids.fitting(logits_RV, sampling)
+    if few is not None:
+        few_ids.run(logits_RV, tables, sampling, few)
+        return
     greedy = sampling.temperature == 0
     block, warps = _tile(ids)
     _sample[(rows,)](

@@ -1,0 +1,72 @@
+"""Tokens from rows of so few ids that a program's registers hold them all (few_ids.cu): the sampling of small models.
+
+The kernel for any number of ids (`sampling`) reads a row again for every question, and takes three times as long.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from diagonal.engine.kernels import cuda
+from diagonal.engine.kernels.early import possible
+from diagonal.engine.protocols import Sampling
+
+HELD = {16: 640, 32: 512}  # ids of a thread, and threads at most: registers hold them
+LEAST = 128  # threads
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What the kernel is compiled for; few_ids.cu says what the constants are."""
+
+    THREADS: int
+    IDS: int
+    TOP_P: bool
+    KEEP: bool
+
+
+def cut(ids: int, dtype: torch.dtype, sampling: Sampling) -> Cut | None:
+    """The kernel for rows of so many ids, None where it is not made for them."""
+    held = next((one for one, threads in HELD.items() if ids <= threads * one), None)
+    counted = sampling.top_k is not None and sampling.top_k < ids
+    if held is None or dtype != torch.bfloat16 or sampling.temperature == 0 or counted:
+        return None
+    top_p = sampling.top_p is not None and sampling.top_p < 1
+    threads = max(LEAST, -(-ids // (32 * held)) * 32)
+    return Cut(threads, held, top_p, not top_p or sampling.keep_crossing)
+
+
+def fitting(logits_RV: Tensor, sampling: Sampling) -> Cut | None:
+    """How the kernel would draw, None where it cannot."""
+    return cut(logits_RV.shape[1], logits_RV.dtype, sampling) if able(logits_RV.device) else None
+
+
+def run(
+    logits_RV: Tensor, tables: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor], sampling: Sampling, found: Cut
+) -> None:
+    """One id from each row, as `sampling._draw` says."""
+    rows, ids = logits_RV.shape
+    low, high, uniform, positions, drawn = tables
+    strides = (logits_RV.stride(0), uniform.stride(0), drawn.stride(0))
+    numbers = (math.log2(math.e) / sampling.temperature, 1.0 if sampling.top_p is None else float(sampling.top_p))
+    inputs = rows if positions is None else len(positions)
+    given = (logits_RV, low, high, uniform, positions, drawn, inputs, ids, *strides, *numbers)
+    _kernel(found, logits_RV.device).launch((rows, 1, 1), found.THREADS, 0, given)
+
+
+@cache
+def able(device: torch.device) -> bool:
+    """Whether the kernel runs on a device."""
+    return possible(device) and cuda.works(device)
+
+
+@cache
+def _kernel(found: Cut, device: torch.device) -> cuda.Kernel:
+    constants = {name: int(value) for name, value in asdict(found).items()}
+    return cuda.compile_kernel(Path(__file__).with_suffix(".cu"), "draw", constants, 0, device)
