@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a CUDA device, or TRITON_INTERPRET=1", allow_module_level=True)
 
+from diagonal.engine.kernels import few_ids
 from diagonal.engine.kernels import sampling as kernels
 
 CUDA = torch.cuda.is_available()
@@ -60,11 +61,11 @@ def test_rows_of_few_ids_have_a_kernel_that_draws_the_same(
 ) -> None:
     logits, low, high, uniform = rows("float32", 128, size, seed=size)
     given = on(DEVICE, (logits.bfloat16(), low, high, uniform))
-    if kernels.few_ids.fitting(given[0], sampling) is None:
+    if few_ids.fitting(given[0], sampling) is None:
         pytest.skip("this GPU has none")
     found = kernels.sample(*given, sampling)
     assert torch.equal(found, kernels.sample(*given, sampling))
-    monkeypatch.setattr(kernels.few_ids, "fitting", lambda logits, sampling: None)
+    monkeypatch.setattr(few_ids, "fitting", lambda logits, sampling: None)
     for other in (kernels.sample(*given, sampling), twin(*given, sampling)):
         assert int((found != other).sum()) <= 3  # a uniform number next to a boundary
 

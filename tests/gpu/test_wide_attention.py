@@ -34,6 +34,7 @@ Given = tuple[tuple[Tensor, Tensor, Tensor], Visibility]
 def _given(shape: Shape) -> Given:
     """As a graph has them: queries side by side, numbers of 64 bits."""
     (q, k, v), seen = case(shape, torch.bfloat16)
+    torch.cuda.synchronize()  # keys that all see are read before the kernel before has ended
     return (q.contiguous(), k, v), replace(seen, whole=seen.whole.long(), extent=seen.extent.long())
 
 
@@ -75,6 +76,7 @@ def test_blocks_that_all_see_need_not_be_said_to_be(whole: int) -> None:
     needed = torch.arange(1216, device="cuda", dtype=torch.int32)
     seen = Visibility(slots, needed, torch.full_like(seen.whole, whole), torch.full_like(seen.extent, 13))
     k[:], v[:] = k.nan_to_num(0), v.nan_to_num(0)
+    torch.cuda.synchronize()
     assert error(attended((q, k, v), seen), (q, k, v), seen) < BOUND[torch.bfloat16]
 
 

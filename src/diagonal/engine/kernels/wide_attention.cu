@@ -96,10 +96,10 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  asm volatile("griddepcontrol.wait;" ::: "memory");
 
-  // Rounds that all queries see wholly, then others: of both, this part's share.
-  const int rounds = ((int)*extent + ROUND - 1) / ROUND;
+  // Rounds that all queries see wholly, then others: of both, this part's share. These numbers, and the keys and values of
+  // whole rounds, were written before this step's first layer: they are read while the kernel before still runs.
+  const int written = (int)*extent, rounds = (written + ROUND - 1) / ROUND;
   const int plain = (int)*whole / ROUND, rest = rounds - plain;
   const int plain_at = plain * part / parts, plain_count = plain * (part + 1) / parts - plain_at;
   const int rest_at = plain + rest * part / parts, count = plain_count + plain + rest * (part + 1) / parts - rest_at;
@@ -107,20 +107,15 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
   if (group == GROUPS) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LESS));
     if (threadIdx.x == MULTIPLYING) {
-      expect(q_full, Q_BYTES);
-      for (int c = 0; c < 2; c++)
-        for (int g = 0; g < GROUPS; g++)
-          fetch(qs + (g * 2 + c) * 64 * 128, &q, c * HALF, problem * shared_by * queries + first + g * 64, q_full);
       auto blocks = [&](unsigned to, const Map* map, int round, unsigned barrier) {
         for (int b = 0; b < ROUND; b++) {
           // Behind the last block that is written lies anything: nobody sees it, but it might not be finite.
-          const int block = min(round * ROUND + b, (int)*extent - 1);
+          const int block = min(round * ROUND + b, written - 1);
           for (int c = 0; c < 2; c++)
             fetch(to + c * KEYS * 128 + b * BLOCK * 128, map, c * HALF, problem * length + block * BLOCK, barrier);
         }
       };
-#pragma unroll 1
-      for (int n = 0; n < count; n++) {
+      auto ask = [&](int n) {
         const int s = n % STAGES, parity = n / STAGES - 1 & 1;
         const int round = n < plain_count ? plain_at + n : rest_at + n - plain_count;
         if (n >= STAGES) await(k_empty + 8 * s, parity);
@@ -132,10 +127,21 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
         if (n >= STAGES) await(v_empty + 8 * s, parity);
         expect(v_full + 8 * s, KV_BYTES);
         blocks(vs + s * KV_BYTES, &v, round, v_full + 8 * s);
-      }
+      };
+      const int ahead = min(STAGES, plain_count);
+#pragma unroll 1
+      for (int n = 0; n < ahead; n++) ask(n);
+      asm volatile("griddepcontrol.wait;" ::: "memory");
+      expect(q_full, Q_BYTES);
+      for (int c = 0; c < 2; c++)
+        for (int g = 0; g < GROUPS; g++)
+          fetch(qs + (g * 2 + c) * 64 * 128, &q, c * HALF, problem * shared_by * queries + first + g * 64, q_full);
+#pragma unroll 1
+      for (int n = ahead; n < count; n++) ask(n);
     }
     return;
   }
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MORE));
   // A thread has two rows, eight apart.

@@ -1,6 +1,8 @@
 """Attention of steps with many tokens on Hopper GPUs (wide_attention.cu), where Triton's kernel is bound by arithmetic.
 
-It does the work of `attention.attend`'s first kernel; the parts are merged by the same second one.
+It does the work of `attention.attend`'s first kernel; the parts are merged by the same second one. It begins early
+(`early`), and reads numbers of blocks, and keys and values of blocks that all see, before the kernel before it has ended:
+these must have been written before that one began.
 """
 
 from __future__ import annotations
@@ -88,8 +90,12 @@ def fitting(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) ->
     wanted = ((seen.slots_S, torch.int64), (seen.needed_L, torch.int32), (seen.whole, torch.int64))
     alike = all(part.dtype == kind for part, kind in (*wanted, (seen.extent, torch.int64)))
     rows = q_BHSD.shape[2] * (q_BHSD.shape[1] // k_BKLD.shape[1])
-    fits = q_BHSD.shape[3] == WIDTH and rows >= LEAST and alike and cuda.suits([q_BHSD, k_BKLD, v_BKLD])
-    return fits and able(q_BHSD.device)
+    return alike and cuda.suits([q_BHSD, k_BKLD, v_BKLD]) and serves(rows, q_BHSD.shape[3], k_BKLD)
+
+
+def serves(rows: int, width: int, cache: Tensor) -> bool:
+    """Whether it is for steps of so many rows, queries times the heads that share keys."""
+    return width == WIDTH and rows >= LEAST and cache.dtype == torch.bfloat16 and able(cache.device)
 
 
 def run(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, out: Tensor, lse: Tensor | None) -> None:
