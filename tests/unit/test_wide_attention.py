@@ -10,7 +10,7 @@ from diagonal.engine.kernels.visibility import Visibility
 from diagonal.engine.kernels.wide_attention import Cut, groups, parts
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_program_fits_a_multiprocessor(count: int) -> None:
     found = Cut(count, SPLIT=True)
     assert found.shared <= wide_attention.SHARED and found.stages >= 2 and found.keys % 64 == 0
@@ -20,7 +20,9 @@ def test_a_program_fits_a_multiprocessor(count: int) -> None:
     assert constants["SCORE_2"] == f'"%{found.keys // 2 + 2}"' and constants["MIX_4"] == '"%68"'
 
 
-@pytest.mark.parametrize(("rows", "wanted"), [(128, 2), (192, 3), (256, 2), (320, 3), (384, 3), (480, 2)])
+@pytest.mark.parametrize(
+    ("rows", "wanted"), [(24, 1), (64, 1), (65, 2), (128, 2), (192, 3), (256, 2), (320, 3), (384, 3), (480, 2)]
+)
 def test_as_few_rows_as_possible_are_empty(rows: int, wanted: int) -> None:
     assert groups(rows) == wanted
 

@@ -5,8 +5,8 @@
 // four warps for each 64 rows multiply (wgmma) and run the online softmax, each group at its own pace. A group
 // asks for the mixture of a round and for the scores of the next one, whose exponentials it takes while the mixture is made.
 //
-// Set when it is compiled: GROUPS, 2 or 3; KEYS, a multiple of 64; STAGES, rounds under way; SPLIT, whether the keys are in
-// parts; MORE and LESS, registers of threads that multiply, and of others; for the instructions the names of their sums,
+// Set when it is compiled: GROUPS, 1 to 3; KEYS, a multiple of 64; STAGES, rounds under way; SPLIT, whether the keys are in
+// parts; MORE and LESS, registers of threads that multiply, and of others, or 0 for as many as there are; for the instructions the names of their sums,
 // SCORE_NAMES "%0, %1, ..." with SCORE_SUMS "+f"(s[0]), ... and SCORE_0, ... of what follows, and MIX_ the same.
 
 #include "numbers.cuh"
@@ -105,7 +105,9 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
   const int rest_at = plain + rest * part / parts, count = plain_count + plain + rest * (part + 1) / parts - rest_at;
 
   if (group == GROUPS) {
+#if MORE
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LESS));
+#endif
     if (threadIdx.x == MULTIPLYING) {
       auto blocks = [&](unsigned to, const Map* map, int round, unsigned barrier) {
         for (int b = 0; b < ROUND; b++) {
@@ -143,7 +145,9 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
   }
   asm volatile("griddepcontrol.wait;" ::: "memory");
 
+#if MORE
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MORE));
+#endif
   // A thread has two rows, eight apart.
   const int row = first + group * 64 + warp * 16 + lane / 4, all = shared_by * queries;
   int slot[2];

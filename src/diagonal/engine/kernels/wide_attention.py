@@ -1,8 +1,8 @@
 """Attention of steps with many tokens on Hopper GPUs (wide_attention.cu), where Triton's kernel is bound by arithmetic.
 
 It does the work of `attention.attend`'s first kernel; the parts are merged by the same second one. It begins early
-(`early`), and reads numbers of blocks, and keys and values of blocks that all see, before the kernel before it has ended:
-these must have been written before that one began.
+(`early`), and reads numbers of blocks, and keys and values of blocks that all see, before the kernel before it has
+ended: these must have been written before that one began.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Cut:
 
     @property
     def constants(self) -> dict[str, int | str]:
-        more, less = (160, 32) if self.GROUPS == 3 else (240, 24)  # 65536 registers in all
+        more, less = {1: (0, 0), 2: (240, 24), 3: (160, 32)}[self.GROUPS]  # 65536 in all, of which one group has enough
         return {
             **{name: int(value) for name, value in asdict(self).items()},
             "KEYS": self.keys,
@@ -76,8 +76,8 @@ class Cut:
 
 
 def groups(rows: int) -> int:
-    """Groups of 64 rows of a program: as many as leave the fewest rows empty."""
-    return min((3, 2), key=lambda count: -(-rows // (SIDE * count)) * count)
+    """Groups of 64 rows of a program: as many as leave the fewest rows empty, but several where there are several."""
+    return 1 if rows <= SIDE else min((3, 2), key=lambda count: -(-rows // (SIDE * count)) * count)
 
 
 def parts(rows: int, problems: int, processors: int) -> int:
