@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-HEADER = Path(__file__).with_name("numbers.cuh")
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("hopper.cuh", "numbers.cuh"))
 DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 BFLOAT16 = 9  # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
 SWIZZLED = 3  # CU_TENSOR_MAP_SWIZZLE_128B
@@ -159,8 +159,9 @@ def compile_image(source: bytes, name: str, constants: Mapping[str, int | str], 
         "-default-device",
         *(f"-D{key}={value}" for key, value in constants.items()),
     ]
-    header, included = (ctypes.c_char_p * 1)(HEADER.read_bytes()), (ctypes.c_char_p * 1)(HEADER.name.encode())
-    made = compiler.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), 1, header, included)
+    kind = ctypes.c_char_p * len(HEADERS)
+    headers, names = kind(*(one.read_bytes() for one in HEADERS)), kind(*(one.name.encode() for one in HEADERS))
+    made = compiler.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), len(HEADERS), headers, names)
     _checked(made, "reading a kernel")
     try:
         given = (ctypes.c_char_p * len(options))(*(one.encode() for one in options))
