@@ -129,4 +129,6 @@ def test_what_it_is_not_made_for_is_left_to_others() -> None:
     assert few_ids.cut(4096, torch.float32, usual) is None
     assert few_ids.cut(4096, torch.bfloat16, Sampling(temperature=0)) is None
     assert few_ids.cut(4096, torch.bfloat16, Sampling(top_k=10)) is None
-    assert few_ids.fitting(torch.zeros(2, 100).bfloat16(), usual) is None  # no GPU
+    ends = torch.zeros(2, dtype=torch.long)
+    tables = (ends, ends, torch.zeros(1, 2), None, ends[None])
+    assert few_ids.fitting(torch.zeros(2, 100).bfloat16(), tables, usual) is None  # no GPU

@@ -20,6 +20,9 @@ from diagonal.engine.protocols import Sampling
 HELD = {16: 640, 32: 512}  # ids of a thread, and threads at most: registers hold them
 LEAST = 128  # threads
 
+# The first valid id of each place, the end, a random number, the places (None: as the rows are numbered), and the tokens.
+Tables = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -42,14 +45,16 @@ def cut(ids: int, dtype: torch.dtype, sampling: Sampling) -> Cut | None:
     return Cut(threads, held, top_p, not top_p or sampling.keep_crossing)
 
 
-def fitting(logits_RV: Tensor, sampling: Sampling) -> Cut | None:
+def fitting(logits_RV: Tensor, tables: Tables, sampling: Sampling) -> Cut | None:
     """How the kernel would draw, None where it cannot."""
-    return cut(logits_RV.shape[1], logits_RV.dtype, sampling) if able(logits_RV.device) else None
+    kinds = (torch.int64, torch.int64, torch.float32, torch.int64, torch.int64)
+    given = [(one, kind) for one, kind in zip(tables, kinds, strict=True) if one is not None]
+    if not able(logits_RV.device) or any(one.dtype != kind or one.stride(-1) != 1 for one, kind in given):
+        return None
+    return cut(logits_RV.shape[1], logits_RV.dtype, sampling)
 
 
-def run(
-    logits_RV: Tensor, tables: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor], sampling: Sampling, found: Cut
-) -> None:
+def run(logits_RV: Tensor, tables: Tables, sampling: Sampling, found: Cut) -> None:
     """One id from each row, as `sampling._draw` says."""
     rows, ids = logits_RV.shape
     low, high, uniform, positions, drawn = tables

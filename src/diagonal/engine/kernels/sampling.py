@@ -48,13 +48,13 @@ def sample_into(
     _draw(logits_BSV.flatten(0, 1), (ids_2L[0], ids_2L[1], uniform_BL, positions_S, tokens_BL), sampling)
 
 
-def _draw(logits_RV: Tensor, tables: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor], sampling: Sampling) -> None:
-    """One id from each row. `tables` are the first valid id, the end, a random number, the position and the token."""
+def _draw(logits_RV: Tensor, tables: few_ids.Tables, sampling: Sampling) -> None:
+    """One id from each row."""
     rows, ids = logits_RV.shape
     low, high, uniform, positions, drawn = tables
     if logits_RV.stride(1) != 1:
         raise ValueError(f"logits with strides {logits_RV.stride()} given; a row's ids must lie side by side")
-    few = few_ids.fitting(logits_RV, sampling)
+    few = few_ids.fitting(logits_RV, tables, sampling)
     if few is not None:
         few_ids.run(logits_RV, tables, sampling, few)
         return
