@@ -20,7 +20,7 @@ from diagonal.engine.protocols import Sampling
 HELD = {16: 640, 32: 512}  # ids of a thread, and threads at most: registers hold them
 LEAST = 128  # threads
 
-# The first valid id of each place, the end, a random number, the places (None: as the rows are numbered), and the tokens.
+# The first valid id of each place, the end, a random number; the places (None: as rows are numbered); and the tokens.
 Tables = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]
 
 
