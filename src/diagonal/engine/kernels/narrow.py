@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.heads import Heads
-from diagonal.engine.kernels import cuda
+from diagonal.engine.kernels import cuda, wide_attention
 from diagonal.engine.kernels.early import possible
 from diagonal.engine.product import Norm, Pending, Product
 
@@ -45,6 +45,7 @@ class Cut:
     ADD: bool
     HEAD: int = 0
     ROPE: bool = False
+    CALL: bool = False
 
     @property
     def columns(self) -> int:
@@ -124,7 +125,8 @@ def fitting_heads(heads: Heads, k_BKLD: Tensor, v_BKLD: Tensor, slots_S: Tensor)
     if any(part.shape != shape or part.dtype != kind or not part.is_contiguous() for part, shape, kind in wanted):
         return None
     found = fitting(source.x, source.asked)
-    return None if found is None else replace(found, ACT=HEADS, HEAD=width, ROPE=rope is not None)
+    call = wide_attention.serves(inputs * (heads.heads // heads.kv_heads), width, k_BKLD)
+    return None if found is None else replace(found, ACT=HEADS, HEAD=width, ROPE=rope is not None, CALL=call)
 
 
 def remember(heads: Heads, k_BKLD: Tensor, v_BKLD: Tensor, slots_S: Tensor, found: Cut) -> Tensor:
