@@ -17,7 +17,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-HEADER = Path(__file__).with_name("numbers.cuh")
+from diagonal.engine.kernels.early import possible
+
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("hopper.cuh", "numbers.cuh"))
+HOPPER = (9, 0)  # whose own instructions some kernels are made of
+SHARED = 227 * 1024  # bytes of shared memory that a program may have there
+ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}  # as the kernels number them
 DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 BFLOAT16 = 9  # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
 SWIZZLED = 3  # CU_TENSOR_MAP_SWIZZLE_128B
@@ -135,6 +140,12 @@ def works(device: torch.device) -> bool:
     return False
 
 
+@cache
+def hopper(device: torch.device) -> bool:
+    """Whether kernels for Hopper, and no other GPU, run on a device."""
+    return possible(device) and torch.cuda.get_device_capability(device) == HOPPER and works(device)
+
+
 def compile_kernel(
     path: Path, name: str, constants: Mapping[str, int | str], shared: int, device: torch.device
 ) -> Kernel:
@@ -159,8 +170,9 @@ def compile_image(source: bytes, name: str, constants: Mapping[str, int | str], 
         "-default-device",
         *(f"-D{key}={value}" for key, value in constants.items()),
     ]
-    header, included = (ctypes.c_char_p * 1)(HEADER.read_bytes()), (ctypes.c_char_p * 1)(HEADER.name.encode())
-    made = compiler.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), 1, header, included)
+    kind = ctypes.c_char_p * len(HEADERS)
+    headers, names = kind(*(one.read_bytes() for one in HEADERS)), kind(*(one.name.encode() for one in HEADERS))
+    made = compiler.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), len(HEADERS), headers, names)
     _checked(made, "reading a kernel")
     try:
         given = (ctypes.c_char_p * len(options))(*(one.encode() for one in options))

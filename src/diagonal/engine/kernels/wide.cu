@@ -16,13 +16,8 @@
 // for the instruction WIDTH "ROWS" and the names of its ROWS / 2 sums: SUM_NAMES "%0, %1, ...", SUM_SUMS "+f"(s[0]), ..., and
 // SUM_0, SUM_1, SUM_2 of what follows.
 
+#include "hopper.cuh"
 #include "numbers.cuh"
-
-typedef unsigned long long u64;
-
-struct alignas(64) Map {  // how TMA finds its way in a matrix
-  char bytes[128];
-};
 
 constexpr int DEEP = 64, MULTIPLYING = 128, THREADS = MULTIPLYING + 64;
 constexpr int W_UNIT = ROWS * DEEP * 2, X_UNIT = TOKENS * DEEP * 2;  // bytes of 64 columns
@@ -31,29 +26,6 @@ constexpr int MADE = ACT == 1 ? ROWS / 2 : ROWS / SPLIT;  // outputs of a token 
 constexpr int OWN = HELD / SPLIT, MAIL = SPLIT == 2 ? MULTIPLYING * OWN * 4 : 0;  // sums of a thread; bytes of all
 static_assert(TOKENS % 8 == 0 && TOKENS <= 64 && MADE % 8 == 0 && (ACT != 1 || SPLIT == 1) && W_STAGES * W_BYTES >= 8192, "");
 
-__device__ __forceinline__ unsigned address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ void init(unsigned barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void expect(unsigned barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void arrive(unsigned barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void await(unsigned barrier, int parity) {
-  asm volatile(
-      "{\n .reg .pred done;\n"
-      "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @done bra over;\n bra again;\n"
-      "over:\n }" ::"r"(barrier), "r"(parity) : "memory");
-}
-__device__ __forceinline__ void fetch(unsigned to, const Map* map, int column, int row, unsigned barrier, u64 hint) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
-      " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(hint)
-      : "memory");
-}
-constexpr u64 ONCE = 0x12F0000000000000ull, AGAIN = 0x14F0000000000000ull;  // to be forgotten first, or last
 __device__ __forceinline__ unsigned at_other(unsigned at, int program) {  // the same place of the other program
   unsigned there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(program));
@@ -62,10 +34,6 @@ __device__ __forceinline__ unsigned at_other(unsigned at, int program) {  // the
 __device__ __forceinline__ void send(unsigned to, float a, float b, float c, float d, unsigned barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
                "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier) : "memory");
-}
-// Where a block lies, for the tensor cores: rows of 128 bytes, eight rows after the other, 16-byte pieces swapped around.
-__device__ __forceinline__ u64 place(unsigned at) {
-  return (u64)((at & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 __device__ __forceinline__ void multiply(float (&s)[HELD], u64 a, u64 b, int on) {  // s = a b^T [+ s]
   asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " SUM_2 ", 0;\n"
@@ -161,8 +129,7 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
     if (n > 0 && lane == 0) arrive(w_empty + 8 * ((n - 1) % W_STAGES)), arrive(x_empty + 8 * ((n - 1) % X_STAGES));
   }
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-  for (int i = 0; i < HELD; i++) asm volatile("" : "+f"(sum[i])::"memory");
+  settled(sum);
 
   if (SPLIT == 2) {
     const unsigned to = at_other(mail + threadIdx.x * 16, 1 - part), barrier = at_other(mailed, 1 - part);

@@ -23,17 +23,13 @@ SIDE = 8  # rows that lie together in shared memory
 ROWS = 256  # of a program, at most
 SMALL, LARGE = 64, 128  # numbers of them below which blocks are deeper
 THREADS = 192  # four warps that multiply, one that reads weights, and one that reads tokens
-TOKENS = (
-    64  # of a step, at most: the rows of the tensor cores' product. More would be padded to 128, and the power that
-)
-# takes slows down all kernels (docs/log.md)
+# Of a step, at most: the rows of the tensor cores' product. More would be padded to 128, and the power which that takes
+# slows down all kernels (docs/log.md).
+TOKENS = 64
 LEAST, FEW = 9, 16  # tokens with fewer of which, or up to which with large matrices, others are faster
 STEP = 16  # tokens for which one kernel serves
-SHARED = 227 * 1024  # bytes of a multiprocessor
 WEIGHTS = 96 * 1024  # bytes of weights that should be under way at least
 AHEAD = 768  # rows, in units of all: about 3 microseconds of reading, in which tokens arrive that are asked for
-HOPPER = (9, 0)  # whose instructions the kernel is made of
-KINDS = {None: 0, "silu": 1, "gelu": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +81,7 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
         X_STAGES=0,
         W_STAGES=0,
         BIAS=product.bias_N is not None,
-        ACT=KINDS[product.act],
+        ACT=cuda.ACTIVATIONS[product.act],
         ADD=product.residual is not None,
     )
     share = 2 * own * depth // split  # bytes of a program's weights
@@ -104,7 +100,7 @@ def _forms(found: Cut, units: int) -> Iterator[Cut]:
         if span > usual or units % span:
             continue
         some = replace(found, SPAN=span, X_STAGES=min(max(3, round(share * most / span)), units // span))
-        free = SHARED - some.shared
+        free = cuda.SHARED - some.shared
         yield replace(some, W_STAGES=min(free // (some.ROWS * some.unit + 16), units // span))
 
 
@@ -113,8 +109,9 @@ def fitting(x: Tensor, product: Product) -> Cut | None:
     tokens, both = x.numel() // x.shape[-1], product.act is not None and product.residual is not None
     if both or product.norm is not None or tokens < LEAST or not cuda.suits([x, *product.parts()]):
         return None
-    processors = _processors(x.device)
-    found = cut(tokens, product, processors) if processors else None
+    if not cuda.hopper(x.device):
+        return None
+    found = cut(tokens, product, torch.cuda.get_device_properties(x.device).multi_processor_count)
     return None if found is None or (tokens <= FEW and found.ROWS > LARGE) else found
 
 
@@ -129,14 +126,6 @@ def run(x: Tensor, product: Product, found: Cut) -> Tensor:
     given = (*maps, product.bias_N, out, len(x_MK), rows, depth // (DEEP * found.SPAN * found.SPLIT))
     _kernel(found, x.device).launch((-(-width // own) * found.SPLIT, 1, 1), THREADS, found.shared, given)
     return out
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    """Streaming multiprocessors of a GPU on which the kernel runs, 0 for others."""
-    nvidia = device.type == "cuda" and torch.version.cuda is not None
-    able = nvidia and torch.cuda.get_device_capability(device) == HOPPER and cuda.works(device)
-    return torch.cuda.get_device_properties(device).multi_processor_count if able else 0
 
 
 @cache

@@ -9,48 +9,17 @@
 // parts; MORE and LESS, registers of threads that multiply, and of others; for the instructions the names of their sums,
 // SCORE_NAMES "%0, %1, ..." with SCORE_SUMS "+f"(s[0]), ... and SCORE_0, ... of what follows, and MIX_ the same.
 
+#include "hopper.cuh"
 #include "numbers.cuh"
-
-typedef unsigned long long u64;
-
-struct alignas(64) Map {  // how TMA finds its way in a matrix
-  char bytes[128];
-};
 
 constexpr int D = 128, HALF = 64, ROWS = GROUPS * 64, MULTIPLYING = GROUPS * 128, THREADS = MULTIPLYING + 128;
 constexpr int BLOCK = 64, ROUND = KEYS / BLOCK;  // slots that `whole` and `extent` count; of these in a round
 constexpr int Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2;
 constexpr int NOWHERE = 0x7fffffff;
 
-__device__ __forceinline__ unsigned address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ void init(unsigned barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
-__device__ __forceinline__ void expect(unsigned barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void arrive(unsigned barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void await(unsigned barrier, int parity) {
-  asm volatile(
-      "{\n .reg .pred done;\n"
-      "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @done bra over;\n bra again;\n"
-      "over:\n }" ::"r"(barrier), "r"(parity) : "memory");
-}
-__device__ __forceinline__ void fetch(unsigned to, const Map* map, int column, int row, unsigned barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-      "l"(map), "r"(column), "r"(row), "r"(barrier) : "memory");
-}
 __device__ __forceinline__ void copy(unsigned to, const void* from, int bytes, unsigned barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
-// Where a block lies, for the tensor cores: rows of 128 bytes, eight rows after the other, 16-byte pieces swapped around;
-// `across` bytes from 64 columns to the next 64, where columns are what is not summed over.
-__device__ __forceinline__ u64 place(unsigned at, unsigned across = 16) {
-  return (u64)((at & 0x3ffff) >> 4) | (u64)(across >> 4) << 16 | 64ull << 32 | 1ull << 62;
 }
 __device__ __forceinline__ void score(float (&s)[KEYS / 2], u64 q, u64 k, int on) {  // s = q k^T [+ s]
   asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " SCORE_2 ", 0;\n"
@@ -70,12 +39,6 @@ __device__ __forceinline__ float power(float v) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(v));
   return out;
 }
-template <int N>
-__device__ __forceinline__ void settled(float (&s)[N]) {  // what the tensor cores wrote is there
-#pragma unroll
-  for (int i = 0; i < N; i++) asm volatile("" : "+f"(s[i])::"memory");
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __grid_constant__ Map v,
        const long long* slots, const int* needed, const long long* whole, const long long* extent, void* out, float* lse,

@@ -1,0 +1,48 @@
+// Hopper's own instructions, for the kernels in CUDA C++: barriers that count bytes, blocks of matrices fetched by TMA, and
+// where the tensor cores find them.
+
+typedef unsigned long long u64;
+
+struct alignas(64) Map {  // how TMA finds its way in a matrix
+  char bytes[128];
+};
+
+constexpr u64 ONCE = 0x12F0000000000000ull, AGAIN = 0x14F0000000000000ull;  // what is to be forgotten first, or last
+
+__device__ __forceinline__ unsigned address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void init(unsigned barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+__device__ __forceinline__ void expect(unsigned barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void arrive(unsigned barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void await(unsigned barrier, int parity) {
+  asm volatile(
+      "{\n .reg .pred done;\n"
+      "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @done bra over;\n bra again;\n"
+      "over:\n }" ::"r"(barrier), "r"(parity) : "memory");
+}
+__device__ __forceinline__ void fetch(unsigned to, const Map* map, int column, int row, unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(map), "r"(column), "r"(row), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ void fetch(unsigned to, const Map* map, int column, int row, unsigned barrier, u64 hint) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(hint)
+      : "memory");
+}
+// Where a block lies, for the tensor cores: rows of 128 bytes, eight rows after the other, 16-byte pieces swapped around;
+// `across` bytes from 64 columns to the next 64, where columns are what is not summed over.
+__device__ __forceinline__ u64 place(unsigned at, unsigned across = 16) {
+  return (u64)((at & 0x3ffff) >> 4) | (u64)(across >> 4) << 16 | 64ull << 32 | 1ull << 62;
+}
+template <int N>
+__device__ __forceinline__ void settled(float (&s)[N]) {  // what the tensor cores wrote is there
+#pragma unroll
+  for (int i = 0; i < N; i++) asm volatile("" : "+f"(s[i])::"memory");
+}
