@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from diagonal.engine.kernels import cuda
+
 pytest.importorskip("triton")
-if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() != cuda.HOPPER:
     pytest.skip("no Hopper GPU", allow_module_level=True)
 
 from diagonal.engine.kernels import attention, wide_attention

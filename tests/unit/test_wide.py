@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from diagonal.engine.kernels import narrow, plain, products, wide
+from diagonal.engine.kernels import cuda, narrow, plain, products, wide
 from diagonal.engine.product import Norm, Product
 
 PROCESSORS = 132
@@ -31,7 +31,7 @@ def test_programs_have_all_rows_and_all_columns_and_fit(rows: int, depth: int, a
     programs = -(-rows // found.ROWS) * found.SPLIT
     assert programs <= PROCESSORS and found.ROWS <= wide.ROWS
     assert depth % (wide.DEEP * found.SPAN * found.SPLIT) == 0
-    assert found.X_STAGES >= 1 and found.W_STAGES >= 1 and found.shared <= wide.SHARED
+    assert found.X_STAGES >= 1 and found.W_STAGES >= 1 and found.shared <= cuda.SHARED
     # The tensor cores read 64 tokens, whatever their number: what lies behind the last must be there.
     assert found.W_STAGES * found.ROWS * found.unit >= 2 * wide.DEEP * wide.TOKENS
     sums = found.TOKENS if found.BLOCKS else found.ROWS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from diagonal.engine.kernels import wide_attention
+from diagonal.engine.kernels import cuda, wide_attention
 from diagonal.engine.kernels.visibility import Visibility
 from diagonal.engine.kernels.wide_attention import Cut, groups, parts
 
@@ -13,7 +13,7 @@ from diagonal.engine.kernels.wide_attention import Cut, groups, parts
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_program_fits_a_multiprocessor(count: int) -> None:
     found = Cut(count, SPLIT=True)
-    assert found.shared <= wide_attention.SHARED and found.stages >= 2 and found.keys % 64 == 0
+    assert found.shared <= cuda.SHARED and found.stages >= 2 and found.keys % 64 == 0
     constants = found.constants
     threads = 128 * (count * int(constants["MORE"]) + int(constants["LESS"]))
     assert threads <= 65536  # registers

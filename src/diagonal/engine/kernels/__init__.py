@@ -1,4 +1,4 @@
-"""GPU kernels in Triton, and one in CUDA C++. Each has a twin in plain torch with the same call, which runs everywhere
+"""GPU kernels in Triton, and some in CUDA C++. Each has a twin in plain torch with the same call, which runs everywhere
 else.
 
 Triton is optional: its modules are imported only where `usable` says so. DIAGONAL_KERNELS=0 in the environment leaves

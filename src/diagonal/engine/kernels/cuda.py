@@ -17,7 +17,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from diagonal.engine.kernels.early import possible
+
 HEADERS = tuple(Path(__file__).with_name(name) for name in ("hopper.cuh", "numbers.cuh"))
+HOPPER = (9, 0)  # whose own instructions some kernels are made of
+SHARED = 227 * 1024  # bytes of shared memory that a program may have there
+ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}  # as the kernels number them
 DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 BFLOAT16 = 9  # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
 SWIZZLED = 3  # CU_TENSOR_MAP_SWIZZLE_128B
@@ -133,6 +138,12 @@ def works(device: torch.device) -> bool:
             problem = str(error)
     warnings.warn(f"kernels in CUDA C++ are left out, others are slower: {problem}", stacklevel=2)
     return False
+
+
+@cache
+def hopper(device: torch.device) -> bool:
+    """Whether kernels for Hopper, and no other GPU, run on a device."""
+    return possible(device) and torch.cuda.get_device_capability(device) == HOPPER and works(device)
 
 
 def compile_kernel(

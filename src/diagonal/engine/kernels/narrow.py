@@ -25,7 +25,6 @@ ROUNDS = 8  # chunks of a warp, at most: more depth means more of x to read for 
 TOKENS = 24  # of a step, at most
 REGISTERS = 65536  # of a multiprocessor, on which one program runs
 OTHERS = 30  # registers of a thread for what is neither weights nor tokens, about
-KINDS = {None: 0, "silu": 1, "gelu": 2}
 HEADS = 3  # the rows are heads of queries, keys and values
 
 
@@ -50,7 +49,7 @@ class Cut:
     @property
     def columns(self) -> int:
         """Outputs of a token that a program makes at a time."""
-        return SIDE * self.TILES // (2 if KINDS["silu"] == self.ACT else 1)
+        return SIDE * self.TILES // (2 if cuda.ACTIVATIONS["silu"] == self.ACT else 1)
 
     @property
     def shared(self) -> int:
@@ -82,7 +81,7 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
         GAIN=norm is not None and norm.weight is not None,
         SHIFT=norm is not None and norm.bias is not None,
         BIAS=product.bias_N is not None,
-        ACT=KINDS[product.act],
+        ACT=cuda.ACTIVATIONS[product.act],
         ADD=product.residual is not None,
     )
     held = rounds * (found.TILES + (1 if norm is None else halves))  # of weights and tokens, 16 bytes each

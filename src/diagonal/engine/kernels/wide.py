@@ -27,11 +27,8 @@ TOKENS = 64  # of wide.cu, at most: the rows of the tensor cores' product
 MANY = 128  # tokens of wider.cu, at most
 LEAST, FEW = 9, 16  # tokens with fewer of which, or up to which with large matrices, others are faster
 STEP = 16  # tokens for which one kernel serves
-SHARED = 227 * 1024  # bytes of a multiprocessor
 WEIGHTS = 96 * 1024  # bytes of weights that should be under way at least
 AHEAD = 768  # rows, in units of all: about 3 microseconds of reading, in which tokens arrive that are asked for
-HOPPER = (9, 0)  # whose instructions the kernels are made of
-KINDS = {None: 0, "silu": 1, "gelu": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +87,7 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
         ROWS=0,
         SPLIT=1,
         BIAS=product.bias_N is not None,
-        ACT=KINDS[product.act],
+        ACT=cuda.ACTIVATIONS[product.act],
         ADD=product.residual is not None,
     )
     for some in _shares(found, rows, processors) if tokens <= TOKENS else _blocks(found, rows, processors):
@@ -105,7 +102,7 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
 
 def _shares(found: Cut, rows: int, processors: int) -> Iterator[Cut]:
     """Rows of a program of wide.cu: about as many for each."""
-    silu = KINDS["silu"] == found.ACT
+    silu = cuda.ACTIVATIONS["silu"] == found.ACT
     split = 1 if silu or rows > processors * TOKENS else 2  # few rows for each program would mean much of x for each
     sides = 2 * SIDE if silu or split == 2 else SIDE
     own = -(-rows // (sides * (processors // split))) * sides
@@ -115,7 +112,7 @@ def _shares(found: Cut, rows: int, processors: int) -> Iterator[Cut]:
 
 def _blocks(found: Cut, rows: int, processors: int) -> Iterator[Cut]:
     """Blocks of rows of a program of wider.cu: those that keep most multiprocessors busy, of these the largest."""
-    silu = KINDS["silu"] == found.ACT
+    silu = cuda.ACTIVATIONS["silu"] == found.ACT
     forms = ((1, 2, 1), (2, 2, 1)) if silu else ((1, 1, 2), (1, 1, 1), (1, 2, 2), (1, 2, 1), (2, 2, 2), (2, 2, 1))
     busy = []
     for groups, blocks, split in forms:
@@ -135,7 +132,7 @@ def _forms(found: Cut, units: int) -> Iterator[Cut]:
         if span > usual or units % span:
             continue
         some = replace(found, SPAN=span, X_STAGES=min(max(3, round(share * most / span)), units // span))
-        free = SHARED - some.shared
+        free = cuda.SHARED - some.shared
         yield replace(some, W_STAGES=min(free // (some.ROWS * some.unit + 16), units // span))
 
 
@@ -144,8 +141,9 @@ def fitting(x: Tensor, product: Product) -> Cut | None:
     tokens, both = x.numel() // x.shape[-1], product.act is not None and product.residual is not None
     if both or product.norm is not None or tokens < LEAST or not cuda.suits([x, *product.parts()]):
         return None
-    processors = _processors(x.device)
-    found = cut(tokens, product, processors) if processors else None
+    if not cuda.hopper(x.device):
+        return None
+    found = cut(tokens, product, torch.cuda.get_device_properties(x.device).multi_processor_count)
     return None if found is None or (tokens <= FEW and found.ROWS > LARGE) else found
 
 
@@ -161,14 +159,6 @@ def run(x: Tensor, product: Product, found: Cut) -> Tensor:
     given = (*maps, product.bias_N, out, len(x_MK), rows, depth // (DEEP * found.SPAN * found.SPLIT))
     _kernel(found, x.device).launch((-(-width // own) * found.SPLIT, 1, 1), found.threads, found.shared, given)
     return out
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    """Streaming multiprocessors of a GPU on which the kernel runs, 0 for others."""
-    nvidia = device.type == "cuda" and torch.version.cuda is not None
-    able = nvidia and torch.cuda.get_device_capability(device) == HOPPER and cuda.works(device)
-    return torch.cuda.get_device_properties(device).multi_processor_count if able else 0
 
 
 @cache

@@ -21,8 +21,6 @@ from diagonal.engine.kernels.visibility import Visibility
 WIDTH = 128  # of heads
 SIDE = 64  # rows of four warps
 LEAST = 128  # rows: with fewer, reading bounds, and others are as fast
-SHARED = 227 * 1024  # bytes of a multiprocessor
-HOPPER = (9, 0)  # whose instructions the kernel is made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class Cut:
 
     @property
     def stages(self) -> int:
-        return (SHARED - 2 * WIDTH * self.rows - 8) // self._round
+        return (cuda.SHARED - 2 * WIDTH * self.rows - 8) // self._round
 
     @property
     def shared(self) -> int:
@@ -95,7 +93,7 @@ def fitting(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) ->
 
 def serves(rows: int, width: int, cache: Tensor) -> bool:
     """Whether it is for steps of so many rows, queries times the heads that share keys."""
-    return width == WIDTH and rows >= LEAST and cache.dtype == torch.bfloat16 and able(cache.device)
+    return width == WIDTH and rows >= LEAST and cache.dtype == torch.bfloat16 and cuda.hopper(cache.device)
 
 
 def run(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, out: Tensor, lse: Tensor | None) -> None:
@@ -109,13 +107,6 @@ def run(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, out: T
     given = (*maps, seen.slots_S, seen.needed_L, seen.whole, seen.extent, out, lse, *numbers)
     grid = (-(-rows // found.rows), batch * kv_heads, count)
     _kernel(found, q_BHSD.device).launch(grid, found.threads, found.shared, given)
-
-
-@cache
-def able(device: torch.device) -> bool:
-    """Whether the kernel runs on a device."""
-    nvidia = device.type == "cuda" and torch.version.cuda is not None
-    return nvidia and torch.cuda.get_device_capability(device) == HOPPER and cuda.works(device)
 
 
 @cache
