@@ -69,7 +69,7 @@ def _made(x: Tensor, product: Product) -> Tensor | None:
         return narrow.run(x, replace(product, residual=None if residual is None else residual.clone()), found)
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 8, 14, 16, 18, 24])
+@pytest.mark.parametrize("tokens", [1, 7, 8, 14, 16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_agree_with_float64(tokens: int, kind: str) -> None:
     torch.manual_seed(tokens)
@@ -88,7 +88,7 @@ def test_products_agree_with_float64(tokens: int, kind: str) -> None:
     assert made >= 3
 
 
-@pytest.mark.parametrize(("batch", "inputs"), [(1, 1), (1, 14), (2, 7), (1, 16), (1, 18)])
+@pytest.mark.parametrize(("batch", "inputs"), [(1, 1), (1, 14), (2, 7), (1, 16)])
 @pytest.mark.parametrize(
     ("width", "heads", "kv_heads", "head"), [(2048, 32, 4, 64), (1024, 16, 4, 64), (512, 3, 1, 16), (2304, 18, 18, 128)]
 )

@@ -27,6 +27,7 @@ TOKENS = 64  # of wide.cu, at most: the rows of the tensor cores' product
 MANY = 128  # tokens of wider.cu, at most
 LEAST, FEW = 9, 16  # tokens with fewer of which, or up to which with large matrices, others are faster
 STEP = 16  # tokens for which one kernel serves
+BUSY = 2 / 3  # of the multiprocessors that wider.cu needs
 WEIGHTS = 96 * 1024  # bytes of weights that should be under way at least
 AHEAD = 768  # rows, in units of all: about 3 microseconds of reading, in which tokens arrive that are asked for
 
@@ -80,7 +81,7 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
     """How a product of so many tokens is cut up, None where the kernels are not made for it."""
     rows, depth = product.weight_NK.shape
     silu = product.act == "silu"
-    if depth % DEEP or rows % (2 * SIDE if silu else SIDE) or not 1 <= tokens <= MANY:
+    if depth % DEEP or rows % (2 * SIDE if silu else 2) or not 1 <= tokens <= MANY:
         return None
     found = Cut(
         TOKENS=-(-tokens // STEP) * STEP,
@@ -111,14 +112,15 @@ def _shares(found: Cut, rows: int, processors: int) -> Iterator[Cut]:
 
 
 def _blocks(found: Cut, rows: int, processors: int) -> Iterator[Cut]:
-    """Blocks of rows of a program of wider.cu: those that keep most multiprocessors busy, of these the largest."""
+    """Blocks of rows of a program of wider.cu: those that keep most multiprocessors busy, of these the largest. With
+    too few of them busy, others are faster."""
     silu = cuda.ACTIVATIONS["silu"] == found.ACT
     forms = ((1, 2, 1), (2, 2, 1)) if silu else ((1, 1, 2), (1, 1, 1), (1, 2, 2), (1, 2, 1), (2, 2, 2), (2, 2, 1))
     busy = []
     for groups, blocks, split in forms:
         own = SMALL * groups * blocks
         programs = -(-rows // own) * split
-        if programs <= processors:
+        if BUSY * processors <= programs <= processors:
             busy.append((programs, replace(found, ROWS=own, SPLIT=split, GROUPS=groups, BLOCKS=blocks)))
     yield from (form for _, form in sorted(busy, key=lambda one: (one[0], one[1].ROWS), reverse=True))
 

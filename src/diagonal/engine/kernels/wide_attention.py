@@ -20,7 +20,10 @@ from diagonal.engine.kernels.visibility import Visibility
 
 WIDTH = 128  # of heads
 SIDE = 64  # rows of four warps
-LEAST = 128  # rows: with fewer, reading bounds, and others are as fast
+LEAST = 16  # rows: with fewer, others are as fast
+
+# Mixtures of values, their log-sum-exps, and what they are to be multiplied with; a single part has but the first.
+Parts = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +99,16 @@ def serves(rows: int, width: int, cache: Tensor) -> bool:
     return width == WIDTH and rows >= LEAST and cache.dtype == torch.bfloat16 and cuda.hopper(cache.device)
 
 
-def run(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, out: Tensor, lse: Tensor | None) -> None:
-    """Mixtures of values into `out` (parts, B, S, H, D), with their log-sum-exps; a single part has none."""
+def run(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, into: Parts) -> None:
+    """Mixtures of values (parts, B, S, H, D). Those of several parts are in float16 over their sizes."""
+    out, lse, sizes = into
     batch, heads, queries, _ = q_BHSD.shape
     kv_heads, length = k_BKLD.shape[1:3]
     rows, count = queries * (heads // kv_heads), 1 if lse is None else len(lse)
     found = Cut(groups(rows), lse is not None)
     maps = (cuda.tensor_map(part.view(-1, WIDTH), SIDE, SIDE) for part in (q_BHSD, k_BKLD, v_BKLD))
     numbers = (queries, length, heads, kv_heads, math.log2(math.e) / math.sqrt(WIDTH))
-    given = (*maps, seen.slots_S, seen.needed_L, seen.whole, seen.extent, out, lse, *numbers)
+    given = (*maps, seen.slots_S, seen.needed_L, seen.whole, seen.extent, out, lse, sizes, *numbers)
     grid = (-(-rows // found.rows), batch * kv_heads, count)
     _kernel(found, q_BHSD.device).launch(grid, found.threads, found.shared, given)
 
