@@ -27,8 +27,15 @@ SHAPES: list[Shape] = [  # B, H, K, S, L, D
     (1, 12, 4, 64, 448, 128),  # groups of three heads
     (1, 4, 1, 120, 64, 128),  # one block
     (1, 128, 1, 2, 320, 128),  # a query for many heads
+    (1, 32, 4, 14, 1216, 64),  # narrow heads
+    (2, 18, 18, 21, 704, 64),  # no heads share keys
 ]
-REAL: list[Shape] = [(1, 32, 8, 40, 12864, 128), (1, 32, 8, 64, 12864, 128), (1, 32, 8, 120, 12864, 128)]
+REAL: list[Shape] = [
+    (1, 32, 8, 40, 12864, 128),
+    (1, 32, 8, 64, 12864, 128),
+    (1, 32, 8, 120, 12864, 128),
+    (1, 32, 4, 14, 5248, 64),
+]
 
 Given = tuple[tuple[Tensor, Tensor, Tensor], Visibility]
 
@@ -105,11 +112,11 @@ def test_it_gives_the_same_each_time_and_in_a_graph() -> None:
 def test_what_it_is_not_made_for_is_left_to_others() -> None:
     (q, k, v), seen = _given((1, 32, 8, 48, 1216, 128))
     assert wide_attention.fitting(q, k, v, seen)
-    few = replace(seen, slots_S=seen.slots_S[:31])
-    assert not wide_attention.fitting(q[:, :, :31].contiguous(), k, v, few)
+    few = replace(seen, slots_S=seen.slots_S[:3])
+    assert not wide_attention.fitting(q[:, :, :3].contiguous(), k, v, few)
     assert not wide_attention.fitting(q.transpose(1, 2).contiguous().transpose(1, 2), k, v, seen)
     assert not wide_attention.fitting(q.half(), k.half(), v.half(), seen)
     assert not wide_attention.fitting(
-        q[..., :64].contiguous(), k[..., :64].contiguous(), v[..., :64].contiguous(), seen
+        q[..., :32].contiguous(), k[..., :32].contiguous(), v[..., :32].contiguous(), seen
     )
     assert not wide_attention.fitting(q, k, v, replace(seen, extent=seen.extent.int()))

@@ -10,14 +10,15 @@ from diagonal.engine.kernels.visibility import Visibility
 from diagonal.engine.kernels.wide_attention import Cut, groups, parts
 
 
+@pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_program_fits_a_multiprocessor(count: int) -> None:
-    found = Cut(count, SPLIT=True)
+def test_a_program_fits_a_multiprocessor(count: int, width: int) -> None:
+    found = Cut(width, count, SPLIT=True)
     assert found.shared <= cuda.SHARED and found.stages >= 2 and found.keys % 64 == 0
     constants = found.constants
     threads = 128 * (count * int(constants["MORE"]) + int(constants["LESS"]))
     assert threads <= 65536  # registers
-    assert constants["SCORE_2"] == f'"%{found.keys // 2 + 2}"' and constants["MIX_4"] == '"%68"'
+    assert constants["SCORE_2"] == f'"%{found.keys // 2 + 2}"' and constants["MIX_4"] == f'"%{width // 2 + 4}"'
 
 
 @pytest.mark.parametrize(

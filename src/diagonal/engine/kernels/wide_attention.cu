@@ -5,14 +5,14 @@
 // four warps for each 64 rows multiply (wgmma) and run the online softmax, each group at its own pace. A group
 // asks for the mixture of a round and for the scores of the next one, whose exponentials it takes while the mixture is made.
 //
-// Set when it is compiled: GROUPS, 1 to 3; KEYS, a multiple of 64; STAGES, rounds under way; SPLIT, whether the keys are in
+// Set when it is compiled: D, the width of heads, 64 or 128; GROUPS, 1 to 3; KEYS, a multiple of 64; STAGES, rounds under way; SPLIT, whether the keys are in
 // parts; MORE and LESS, registers of threads that multiply, and of others, or 0 for as many as there are; for the instructions
 // the names of their sums, SCORE_NAMES "%0, %1, ..." with SCORE_SUMS "+f"(s[0]), ... and SCORE_0, ... of what follows, and MIX_ the same.
 
 #include "hopper.cuh"
 #include "numbers.cuh"
 
-constexpr int D = 128, HALF = 64, ROWS = GROUPS * 64, MULTIPLYING = GROUPS * 128, THREADS = MULTIPLYING + 128;
+constexpr int HALF = 64, HALVES = D / HALF, ROWS = GROUPS * 64, MULTIPLYING = GROUPS * 128, THREADS = MULTIPLYING + 128;
 constexpr int BLOCK = 64, ROUND = KEYS / BLOCK;  // slots that `whole` and `extent` count; of these in a round
 constexpr int Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2;
 constexpr int NOWHERE = 0x7fffffff;
@@ -26,7 +26,7 @@ __device__ __forceinline__ void score(float (&s)[KEYS / 2], u64 q, u64 k, int on
                : "l"(q), "l"(k), "r"(on));
 }
 __device__ __forceinline__ void mix(float (&s)[D / 2], const pair_t* p, u64 v) {  // s += p v
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" MIX_NAMES "}, {" MIX_0 ", " MIX_1 ", " MIX_2
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" MIX_WIDTH "k16.f32.bf16.bf16 {" MIX_NAMES "}, {" MIX_0 ", " MIX_1 ", " MIX_2
                ", " MIX_3 "}, " MIX_4 ", 1, 1, 1, 1;"
                : MIX_SUMS
                : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v));
@@ -78,7 +78,7 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
         for (int b = 0; b < ROUND; b++) {
           // Behind the last block that is written lies anything: nobody sees it, but it might not be finite.
           const int block = min(round * ROUND + b, written - 1);
-          for (int c = 0; c < 2; c++)
+          for (int c = 0; c < HALVES; c++)
             fetch(to + c * KEYS * 128 + b * BLOCK * 128, map, c * HALF, problem * length + block * BLOCK, barrier,
                   USUAL);
         }
@@ -101,9 +101,9 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
       for (int n = 0; n < ahead; n++) ask(n);
       asm volatile("griddepcontrol.wait;" ::: "memory");
       expect(q_full, Q_BYTES);
-      for (int c = 0; c < 2; c++)
+      for (int c = 0; c < HALVES; c++)
         for (int g = 0; g < GROUPS; g++)
-          fetch(qs + (g * 2 + c) * 64 * 128, &q, c * HALF, problem * shared_by * queries + first + g * 64, q_full, USUAL);
+          fetch(qs + (g * HALVES + c) * 64 * 128, &q, c * HALF, problem * shared_by * queries + first + g * 64, q_full, USUAL);
 #pragma unroll 1
       for (int n = ahead; n < count; n++) ask(n);
     }
@@ -129,10 +129,10 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
     await(k_full + 8 * stage, n / STAGES & 1);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-    for (int c = 0; c < 2; c++)
+    for (int c = 0; c < HALVES; c++)
 #pragma unroll
       for (int i = 0; i < HALF / 16; i++)
-        score(s, place(qs + (group * 2 + c) * 64 * 128) + 2 * i, place(ks + stage * KV_BYTES + c * KEYS * 128) + 2 * i,
+        score(s, place(qs + (group * HALVES + c) * 64 * 128) + 2 * i, place(ks + stage * KV_BYTES + c * KEYS * 128) + 2 * i,
               c > 0 || i > 0);
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
   };

@@ -18,8 +18,9 @@ from torch import Tensor
 from diagonal.engine.kernels import cuda
 from diagonal.engine.kernels.visibility import Visibility
 
-WIDTH = 128  # of heads
+WIDTHS = (64, 128)  # of heads
 SIDE = 64  # rows of four warps
+MOST = 8  # rounds under way
 LEAST = 16  # rows: with fewer, others are as fast
 
 # Mixtures of values, their log-sum-exps, and what they are to be multiplied with; a single part has but the first.
@@ -30,6 +31,7 @@ Parts = tuple[Tensor, Tensor | None, Tensor | None]
 class Cut:
     """What the kernel is compiled for; wide_attention.cu says what the constants are."""
 
+    D: int
     GROUPS: int
     SPLIT: bool
 
@@ -39,8 +41,8 @@ class Cut:
 
     @property
     def keys(self) -> int:
-        """Of a round: as many as registers hold the scores of."""
-        return 64 if self.GROUPS == 3 else 128
+        """Of a round: as many as registers hold the scores of; few for small heads, of which there are few rounds."""
+        return 64 if self.GROUPS == 3 or self.D == SIDE else 128
 
     @property
     def threads(self) -> int:
@@ -50,16 +52,16 @@ class Cut:
     @property
     def _round(self) -> int:
         """Bytes of keys and values, of who sees them, and of four barriers."""
-        return 4 * WIDTH * self.keys + 4 * self.keys + 32
+        return 4 * self.D * self.keys + 4 * self.keys + 32
 
     @property
     def stages(self) -> int:
-        return (cuda.SHARED - 2 * WIDTH * self.rows - 8) // self._round
+        return min(MOST, (cuda.SHARED - 2 * self.D * self.rows - 8) // self._round)
 
     @property
     def shared(self) -> int:
         """Bytes of queries, of keys and values, and of barriers."""
-        return 2 * WIDTH * self.rows + self.stages * self._round + 8
+        return 2 * self.D * self.rows + self.stages * self._round + 8
 
     @property
     def constants(self) -> dict[str, int | str]:
@@ -71,8 +73,9 @@ class Cut:
             "MORE": more,
             "LESS": less,
             "SCORE_WIDTH": f'"{self.keys}"',
+            "MIX_WIDTH": f'"{self.D}"',
             **cuda.sums("SCORE", self.keys // 2, after=3),
-            **cuda.sums("MIX", WIDTH // 2, after=5),
+            **cuda.sums("MIX", self.D // 2, after=5),
         }
 
 
@@ -96,18 +99,18 @@ def fitting(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) ->
 
 def serves(rows: int, width: int, cache: Tensor) -> bool:
     """Whether it is for steps of so many rows, queries times the heads that share keys."""
-    return width == WIDTH and rows >= LEAST and cache.dtype == torch.bfloat16 and cuda.hopper(cache.device)
+    return width in WIDTHS and rows >= LEAST and cache.dtype == torch.bfloat16 and cuda.hopper(cache.device)
 
 
 def run(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, into: Parts) -> None:
     """Mixtures of values (parts, B, S, H, D). Those of several parts are in float16 over their sizes."""
     out, lse, sizes = into
-    batch, heads, queries, _ = q_BHSD.shape
+    batch, heads, queries, width = q_BHSD.shape
     kv_heads, length = k_BKLD.shape[1:3]
     rows, count = queries * (heads // kv_heads), 1 if lse is None else len(lse)
-    found = Cut(groups(rows), lse is not None)
-    maps = (cuda.tensor_map(part.view(-1, WIDTH), SIDE, SIDE) for part in (q_BHSD, k_BKLD, v_BKLD))
-    numbers = (queries, length, heads, kv_heads, math.log2(math.e) / math.sqrt(WIDTH))
+    found = Cut(width, groups(rows), lse is not None)
+    maps = (cuda.tensor_map(part.view(-1, width), SIDE, SIDE) for part in (q_BHSD, k_BKLD, v_BKLD))
+    numbers = (queries, length, heads, kv_heads, math.log2(math.e) / math.sqrt(width))
     given = (*maps, seen.slots_S, seen.needed_L, seen.whole, seen.extent, out, lse, sizes, *numbers)
     grid = (-(-rows // found.rows), batch * kv_heads, count)
     _kernel(found, q_BHSD.device).launch(grid, found.threads, found.shared, given)
