@@ -33,7 +33,8 @@ __device__ __forceinline__ float power(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
   return out;
 }
-// The greater ones of two pairs; of a number and what is none, the number.
+// The greater ones of two pairs; of a number and what is none, the number. So what is none is never the greatest, and as it
+// is above nothing either, it has no weight.
 __device__ __forceinline__ pair_t greater(pair_t a, pair_t b) {
   pair_t out;
   asm("max.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
@@ -296,10 +297,7 @@ draw(const bf16_t* logits, const long long* lows, const long long* highs, const 
         }
     }
 #pragma unroll
-    for (int i = 4 * p; i < 4 * p + 4; i++) {
-      row.ids[i] = greater(row.ids[i], NO_PAIR);  // what is no number has no weight
-      most = greater(most, row.ids[i]);
-    }
+    for (int i = 4 * p; i < 4 * p + 4; i++) most = greater(most, row.ids[i]);
   }
   const int top = warp_max(max(key_of(low(most)), key_of(high(most))));
   if (lane == 0) shared.tops[warp] = top;
