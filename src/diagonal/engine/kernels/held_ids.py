@@ -1,6 +1,6 @@
-"""Tokens from rows of so few ids that a program's registers hold them all (few_ids.cu): the sampling of small models.
+"""Tokens from rows of ids that a program's registers hold, up to 64 Ki in bfloat16 (held_ids.cu): the usual sampling.
 
-The kernel for any number of ids (`sampling`) reads a row again for every question, and takes three times as long.
+The kernel for any logits (`sampling`) reads a row again for every question.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from diagonal.engine.kernels import cuda
 from diagonal.engine.kernels.early import possible
 from diagonal.engine.protocols import Sampling
 
-HELD = {16: 640, 32: 512}  # ids of a thread, and threads at most: registers hold them
+HELD = {8: 512, 16: 640, 32: 1024, 64: 1024}  # ids of a thread, and threads at most
 LEAST = 128  # threads
+BEFORE = 7  # ids at most between the 16 bytes in which a row begins and the row: they have places too
+BINS = 8192  # 64 powers of 2 of one sign: a look beside a window that missed sees all there is
 
 # The first valid id of each place, the end, a random number; the places (None: as rows are numbered); and the tokens.
 Tables = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]
@@ -26,22 +28,28 @@ Tables = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What the kernel is compiled for; few_ids.cu says what the constants are."""
+    """What the kernel is compiled for; held_ids.cu says what the constants are."""
 
     THREADS: int
     IDS: int
     TOP_P: bool
     KEEP: bool
+    BINS: int = BINS
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {name: int(value) for name, value in asdict(self).items()}
 
 
 def cut(ids: int, dtype: torch.dtype, sampling: Sampling) -> Cut | None:
     """The kernel for rows of so many ids, None where it is not made for them."""
-    held = next((one for one, threads in HELD.items() if ids <= threads * one), None)
+    places = ids + BEFORE
+    held = next((one for one, threads in HELD.items() if places <= threads * one), None)
     counted = sampling.top_k is not None and sampling.top_k < ids
     if held is None or dtype != torch.bfloat16 or sampling.temperature == 0 or counted:
         return None
     top_p = sampling.top_p is not None and sampling.top_p < 1
-    threads = max(LEAST, -(-ids // (32 * held)) * 32)
+    threads = max(LEAST, -(-places // (32 * held)) * 32)
     return Cut(threads, held, top_p, not top_p or sampling.keep_crossing)
 
 
@@ -73,5 +81,4 @@ def able(device: torch.device) -> bool:
 
 @cache
 def _kernel(found: Cut, device: torch.device) -> cuda.Kernel:
-    constants = {name: int(value) for name, value in asdict(found).items()}
-    return cuda.compile_kernel(Path(__file__).with_suffix(".cu"), "draw", constants, 0, device)
+    return cuda.compile_kernel(Path(__file__).with_suffix(".cu"), "draw", found.constants, 0, device)
