@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diagonal.engine.kernels import wide_attention
+from diagonal.engine.kernels import hopper_attention
 from diagonal.engine.kernels.early import call_next, early, wait
 from diagonal.engine.kernels.visibility import BLOCK, Visibility
 
@@ -76,9 +76,9 @@ def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, pro
         processors = torch.cuda.get_device_properties(q_BHSD.device).multi_processor_count
     batch, heads, queries, width = q_BHSD.shape
     kv_heads = k_BKLD.shape[1]
-    cut, wide = tiles(q_BHSD, k_BKLD, processors), wide_attention.fitting(q_BHSD, k_BKLD, v_BKLD, seen)
+    cut, wide = tiles(q_BHSD, k_BKLD, processors), hopper_attention.fitting(q_BHSD, k_BKLD, v_BKLD, seen)
     rows, problems = queries * (heads // kv_heads), batch * kv_heads
-    count = min(MAX_PARTS, wide_attention.parts(rows, problems, processors)) if wide else cut.parts
+    count = min(MAX_PARTS, hopper_attention.parts(rows, problems, processors)) if wide else cut.parts
     out_BSHD = q_BHSD.new_empty(batch, queries, heads, width)
     parts, lse, sizes = out_BSHD, None, None
     if count > 1:
@@ -86,7 +86,7 @@ def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, pro
         lse = parts.new_empty(parts.shape[:-1], dtype=torch.float32)
         sizes = torch.empty_like(lse) if wide else None
     if wide:
-        wide_attention.run(q_BHSD, k_BKLD, v_BKLD, seen, (parts, lse, sizes))
+        hopper_attention.run(q_BHSD, k_BKLD, v_BKLD, seen, (parts, lse, sizes))
     else:
         _attend(q_BHSD, k_BKLD, v_BKLD, seen, cut, (parts, lse))
     if lse is not None:

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diagonal.engine.heads import Heads
-from diagonal.engine.kernels import int8, narrow, plain, wide_attention
+from diagonal.engine.kernels import hopper_attention, int8, narrow, plain
 from diagonal.engine.kernels.early import call_next, early, wait
 from diagonal.engine.kernels.frames import frame_norm as frame_norm
 from diagonal.engine.kernels.latents import add_gated as add_gated
@@ -146,7 +146,7 @@ def remember(heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: 
     _remember[grid](
         qkv, cos, sin, slots_S, *norm, q_BHSD, k_cache_BKLD, v_cache_BKLD,
         inputs, k_cache_BKLD.shape[2], count, kv_heads, width // 2, HEADS,
-        wide_attention.serves(inputs * (count // kv_heads), width, k_cache_BKLD), num_warps=2, **early(qkv.device),
+        hopper_attention.serves(width, k_cache_BKLD), num_warps=2, **early(qkv.device),
     )  # fmt: skip
     return q_BHSD
 

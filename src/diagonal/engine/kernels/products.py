@@ -16,14 +16,13 @@ def product(x: Tensor, asked: Product) -> Tensor:
     which saves a pass over it and a rounding."""
     fused = able(x)
     few = narrow.fitting(x, asked) if fused else None
-    if few is not None and asked.norm is not None:
-        return narrow.run(x, asked, few)  # one kernel, not two
-    x, asked = x if asked.norm is None else _normed(x, asked.norm), replace(asked, norm=None)
+    if few is not None:
+        return narrow.run(x, asked, few)
+    x = x if asked.norm is None else _normed(x, asked.norm)
+    asked = replace(asked, norm=None)
     many = wide.fitting(x, asked) if fused else None
     if many is not None:
         return wide.run(x, asked, many)
-    if few is not None:
-        return narrow.run(x, asked, few)
     residual, alone = asked.residual, asked.act is None and asked.bias_N is None
     if residual is None:
         return activated(F.linear(x, asked.weight_NK, asked.bias_N), asked.act)

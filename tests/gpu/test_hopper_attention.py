@@ -1,4 +1,4 @@
-"""Attention of many tokens on Hopper against float64, and against the kernel that it takes the place of."""
+"""Attention of decoding steps on Hopper against float64, and against the kernel that it takes the place of."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != cuda.HOPPER:
     pytest.skip("no Hopper GPU", allow_module_level=True)
 
-from diagonal.engine.kernels import attention, wide_attention
+from diagonal.engine.kernels import attention, hopper_attention
 from diagonal.engine.kernels.visibility import BLOCK, Visibility
 from tests.gpu.test_attention import BOUND, Shape, attended, case, error
 
@@ -27,6 +27,7 @@ SHAPES: list[Shape] = [  # B, H, K, S, L, D
     (1, 12, 4, 64, 448, 128),  # groups of three heads
     (1, 4, 1, 120, 64, 128),  # one block
     (1, 128, 1, 2, 320, 128),  # a query for many heads
+    (1, 8, 8, 2, 640, 128),  # few rows
     (1, 32, 4, 14, 1216, 64),  # narrow heads
     (2, 18, 18, 21, 704, 64),  # no heads share keys
 ]
@@ -63,7 +64,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_kernel_agrees_with_its_twin(
     shape: Shape, processors: int, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wide_attention, "groups", lambda rows: groups)
+    monkeypatch.setattr(hopper_attention, "groups", lambda rows: groups)
     qkv, seen = _given(shape)
     out = attended(qkv, seen, processors)
     assert out.dtype == torch.bfloat16 and out.transpose(1, 2).is_contiguous()
@@ -111,12 +112,10 @@ def test_it_gives_the_same_each_time_and_in_a_graph() -> None:
 
 def test_what_it_is_not_made_for_is_left_to_others() -> None:
     (q, k, v), seen = _given((1, 32, 8, 48, 1216, 128))
-    assert wide_attention.fitting(q, k, v, seen)
-    few = replace(seen, slots_S=seen.slots_S[:3])
-    assert not wide_attention.fitting(q[:, :, :3].contiguous(), k, v, few)
-    assert not wide_attention.fitting(q.transpose(1, 2).contiguous().transpose(1, 2), k, v, seen)
-    assert not wide_attention.fitting(q.half(), k.half(), v.half(), seen)
-    assert not wide_attention.fitting(
+    assert hopper_attention.fitting(q, k, v, seen)
+    assert not hopper_attention.fitting(q.transpose(1, 2).contiguous().transpose(1, 2), k, v, seen)
+    assert not hopper_attention.fitting(q.half(), k.half(), v.half(), seen)
+    assert not hopper_attention.fitting(
         q[..., :32].contiguous(), k[..., :32].contiguous(), v[..., :32].contiguous(), seen
     )
-    assert not wide_attention.fitting(q, k, v, replace(seen, extent=seen.extent.int()))
+    assert not hopper_attention.fitting(q, k, v, replace(seen, extent=seen.extent.int()))

@@ -1,13 +1,13 @@
-"""How attention of many tokens is cut up. What it computes is tested on a GPU."""
+"""How attention on Hopper is cut up. What it computes is tested on a GPU."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from diagonal.engine.kernels import cuda, wide_attention
+from diagonal.engine.kernels import cuda, hopper_attention
+from diagonal.engine.kernels.hopper_attention import Cut, groups, parts
 from diagonal.engine.kernels.visibility import Visibility
-from diagonal.engine.kernels.wide_attention import Cut, groups, parts
 
 
 @pytest.mark.parametrize("width", [64, 128])
@@ -38,4 +38,4 @@ def test_no_gpu_is_no_fit() -> None:
     q, k = torch.zeros(1, 32, 48, 128).bfloat16(), torch.zeros(1, 8, 128, 128).bfloat16()
     number = torch.zeros(1, dtype=torch.long)
     seen = Visibility(torch.zeros(48, dtype=torch.long), torch.zeros(128, dtype=torch.int32), number, number)
-    assert not wide_attention.fitting(q, k, k, seen)
+    assert not hopper_attention.fitting(q, k, k, seen)

@@ -1,4 +1,4 @@
-// Attention of a step with many tokens: what attention.py's kernel does, for Hopper's tensor cores.
+// Attention of a decoding step: what attention.py's kernel does, for Hopper's tensor cores.
 //
 // A program has GROUPS * 64 rows, one key head and one part of its keys. Rows are queries of the heads that share the key
 // head: all of the first head, then all of the second. A warp fetches keys and values, KEYS of them in a round (TMA), and

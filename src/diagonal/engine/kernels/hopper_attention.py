@@ -1,4 +1,4 @@
-"""Attention of steps with many tokens on Hopper GPUs (wide_attention.cu), where Triton's kernel is bound by arithmetic.
+"""Attention of decoding steps on Hopper GPUs (hopper_attention.cu), in bfloat16, heads of 64 or 128.
 
 It does the work of `attention.attend`'s first kernel; the parts are merged by the same second one. It begins early
 (`early`), and reads numbers of blocks, and keys and values of blocks that all see, before the kernel before it has
@@ -21,7 +21,6 @@ from diagonal.engine.kernels.visibility import Visibility
 WIDTHS = (64, 128)  # of heads
 SIDE = 64  # rows of four warps
 MOST = 8  # rounds under way
-LEAST = 16  # rows: with fewer, others are as fast
 
 # Mixtures of values, their log-sum-exps, and what they are to be multiplied with; a single part has but the first.
 Parts = tuple[Tensor, Tensor | None, Tensor | None]
@@ -29,7 +28,7 @@ Parts = tuple[Tensor, Tensor | None, Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What the kernel is compiled for; wide_attention.cu says what the constants are."""
+    """What the kernel is compiled for; hopper_attention.cu says what the constants are."""
 
     D: int
     GROUPS: int
@@ -93,13 +92,12 @@ def fitting(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) ->
     """Whether the kernel can, and is faster than others."""
     wanted = ((seen.slots_S, torch.int64), (seen.needed_L, torch.int32), (seen.whole, torch.int64))
     alike = all(part.dtype == kind for part, kind in (*wanted, (seen.extent, torch.int64)))
-    rows = q_BHSD.shape[2] * (q_BHSD.shape[1] // k_BKLD.shape[1])
-    return alike and cuda.suits([q_BHSD, k_BKLD, v_BKLD]) and serves(rows, q_BHSD.shape[3], k_BKLD)
+    return alike and cuda.suits([q_BHSD, k_BKLD, v_BKLD]) and serves(q_BHSD.shape[3], k_BKLD)
 
 
-def serves(rows: int, width: int, cache: Tensor) -> bool:
-    """Whether it is for steps of so many rows, queries times the heads that share keys."""
-    return width in WIDTHS and rows >= LEAST and cache.dtype == torch.bfloat16 and cuda.hopper(cache.device)
+def serves(width: int, cache: Tensor) -> bool:
+    """Whether it is for heads so wide, and for such a cache."""
+    return width in WIDTHS and cache.dtype == torch.bfloat16 and cuda.hopper(cache.device)
 
 
 def run(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, into: Parts) -> None:
