@@ -26,6 +26,9 @@ TOKENS = 16  # of a step, at most
 FEW, SMALL = 8, 2048  # with more tokens than FEW, others are faster if a matrix has more rows and columns than SMALL
 REGISTERS = 65536  # of a multiprocessor, on which one program runs
 OTHERS = 30  # registers of a thread for what is neither weights nor tokens, about
+# Weights on their way to registers take room in the first-level cache: shared memory should be this part of what it can
+# be. Not so in large models, where others come between, and each change costs more than is gained.
+PERCENT = 25
 HEADS = 3  # the rows are heads of queries, keys and values
 
 
@@ -162,4 +165,6 @@ def _processors(device: torch.device) -> int:
 @cache
 def _kernel(found: Cut, device: torch.device) -> cuda.Kernel:
     constants = {name: int(value) for name, value in asdict(found).items()}
-    return cuda.compile_kernel(Path(__file__).with_suffix(".cu"), "product", constants, found.shared, device)
+    path = Path(__file__).with_suffix(".cu")
+    percent = PERCENT if found.K <= SMALL else -1
+    return cuda.compile_kernel(path, "product", constants, found.shared, device, percent)
