@@ -8,14 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from diagonal import Grid, Layout, make_plan
+from diagonal.engine.graphs import _blocks_seen, _fed_blocks
+from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import cuda
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != cuda.HOPPER:
     pytest.skip("no Hopper GPU", allow_module_level=True)
 
-from diagonal.engine.kernels import attention, hopper_attention
-from diagonal.engine.kernels.visibility import BLOCK, Visibility
+from diagonal.engine.kernels import attention, fused, hopper_attention
+from diagonal.engine.kernels.visibility import BLOCK, NOWHERE, Visibility
 from tests.gpu.test_attention import BOUND, Shape, attended, case, error
 
 pytestmark = pytest.mark.gpu
@@ -88,6 +91,38 @@ def test_blocks_that_all_see_need_not_be_said_to_be(whole: int) -> None:
     k[:], v[:] = k.nan_to_num(0), v.nan_to_num(0)
     torch.cuda.synchronize()
     assert error(attended((q, k, v), seen), (q, k, v), seen) < BOUND[torch.bfloat16]
+
+
+@pytest.mark.parametrize("least", [575, 576, 600])
+def test_a_step_sees_what_it_writes_itself(least: int) -> None:
+    """Attention begins while the kernel that writes the step's own keys runs: those it must not have read before."""
+    torch.manual_seed(0)
+    length, inputs = 1216, 16
+    plan = make_plan(Layout(Grid(length, 1, 1), 0, 0), "raster", least)
+    whole, extent = _blocks_seen(*_fed_blocks(plan), 1, least)
+    slots = torch.arange(least, least + inputs, device="cuda")
+    needed = torch.arange(length, device="cuda", dtype=torch.int32)
+    needed[least + inputs :] = NOWHERE
+    numbers = (torch.tensor([number], device="cuda") for number in (whole, extent + 1))
+    seen = Visibility(slots, needed, *numbers)
+    cache = torch.randn(2, 1, 8, length, 128, device="cuda").bfloat16()
+    heads = Heads(10 * torch.randn(1, inputs, 48 * 128, device="cuda").bfloat16(), 8, 128)
+
+    def step(k: Tensor, v: Tensor) -> Tensor:
+        return attention.attend(fused.remember(heads, k, v, slots), k, v, seen)
+
+    wanted, found = cache.clone(), cache.clone()
+    fused.remember(heads, wanted[0], wanted[1], slots)
+    torch.cuda.synchronize()
+    last = step(wanted[0], wanted[1])  # which writes what is there
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(found[0], found[1])
+    for _ in range(20):
+        found.copy_(cache)
+        torch.cuda.synchronize()
+        graph.replay()
+        assert torch.equal(last, captured)
 
 
 def test_nothing_written_is_nothing_seen() -> None:
