@@ -19,6 +19,7 @@ from tests.gpu import BFLOAT16, poisoned
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 SHAPES = [(2560, 2048), (1024, 1024), (8192, 1024), (2048, 4096), (8262, 2048), (40, 512), (2304, 2304), (1000, 768)]
+SHAPES += [(1792, 1792)]
 Make = Callable[[Tensor, Product], Tensor]
 KINDS = ["plain", "rms", "layer", "affine", "silu", "gelu", "bias", "residual", "biased residual", "rms silu bias"]
 
@@ -69,7 +70,7 @@ def _made(x: Tensor, product: Product) -> Tensor | None:
         return narrow.run(x, replace(product, residual=None if residual is None else residual.clone()), found)
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 8, 14, 16, 18, 24])
+@pytest.mark.parametrize("tokens", [1, 7, 8, 14, 16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_agree_with_float64(tokens: int, kind: str) -> None:
     torch.manual_seed(tokens)
@@ -88,9 +89,9 @@ def test_products_agree_with_float64(tokens: int, kind: str) -> None:
     assert made >= 3
 
 
-@pytest.mark.parametrize(("batch", "inputs"), [(1, 1), (1, 14), (2, 7), (1, 16), (1, 18)])
+@pytest.mark.parametrize(("batch", "inputs"), [(1, 1), (1, 14), (2, 7), (1, 16)])
 @pytest.mark.parametrize(
-    ("width", "heads", "kv_heads", "head"), [(2048, 32, 4, 64), (1024, 16, 4, 64), (512, 3, 1, 16), (2304, 18, 18, 128)]
+    ("width", "heads", "kv_heads", "head"), [(2048, 32, 4, 64), (1024, 16, 4, 64), (512, 3, 1, 16), (1792, 14, 14, 128)]
 )
 @pytest.mark.parametrize("kind", ["rms", "affine bias"])
 def test_heads_are_made_turned_and_remembered(

@@ -9,12 +9,13 @@ import torch
 
 from diagonal import Sampling
 from diagonal.engine.sampler import sample as twin
-from tests.rule import KINDS, SAMPLINGS, check, chi_square, on, probabilities, rows
+from tests.rule import KINDS, SAMPLINGS, check, chi_square, on, possible, probabilities, rows
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a CUDA device, or TRITON_INTERPRET=1", allow_module_level=True)
 
+from diagonal.engine.kernels import held_ids
 from diagonal.engine.kernels import sampling as kernels
 
 CUDA = torch.cuda.is_available()
@@ -52,12 +53,63 @@ def test_the_kernel_draws_what_its_twin_draws(sampling: Sampling, size: int, dty
     assert int(different.sum()) <= count // 50  # a uniform number next to a boundary
 
 
+HELD = [Sampling(), Sampling(top_p=0.8), Sampling(temperature=0.7, top_p=0.9, keep_crossing=False)]
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("size", [100, 1000, 8262, 16_400, 30_000, 64_000, 65_529])
+@pytest.mark.parametrize("sampling", HELD, ids=str)
+@pytest.mark.parametrize("deviation", [0.3, 1.0, 3.0])
+def test_rows_that_a_program_holds_have_a_kernel_that_draws_the_same(
+    sampling: Sampling, size: int, deviation: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any length, so that rows begin anywhere in 16 bytes; with a small nucleus and with one of most ids."""
+    logits, low, high, uniform = rows("float32", 128, size, seed=size)
+    given = on(DEVICE, ((logits * deviation / 3).bfloat16(), low, high, uniform))
+    if not held_ids.able(given[0].device):
+        pytest.skip("this GPU has none")
+    assert held_ids.cut(size, torch.bfloat16, sampling) is not None
+    found = kernels.sample(*given, sampling)
+    for _ in range(3):
+        assert torch.equal(found, kernels.sample(*given, sampling))
+    monkeypatch.setattr(held_ids, "fitting", lambda logits, tables, sampling: None)
+    for other in (kernels.sample(*given, sampling), twin(*given, sampling)):
+        # A uniform number next to a boundary, of which thousands of ids as likely as each other have many.
+        assert int((found != other).sum()) <= 12 and int(((found - other).abs() > 9).sum()) <= 3
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [333, 1000])
+def test_rows_that_a_program_holds_are_drawn_by_the_rule(kind: str, size: int) -> None:
+    for sampling in SAMPLINGS[1::2]:
+        logits, low, high, uniform = on(DEVICE, rows(kind, 6, size, seed=size))
+        drawn = kernels.sample(logits.bfloat16(), low, high, uniform, sampling).cpu()
+        for row, start in enumerate(low.tolist()):
+            ids = possible(logits[row, start : int(high[row])].bfloat16().cpu(), float(uniform[row]), sampling)
+            assert min(ids) <= int(drawn[row]) - start <= max(ids), (row, sampling)
+
+
+@pytest.mark.skipif(not CUDA, reason="needs a CUDA device")
+@pytest.mark.parametrize("stride", [8192, 8193, 8194, 8198])
+def test_rows_of_any_stride_and_beginning_are_held(stride: int) -> None:
+    sampling, size, count = Sampling(top_p=0.8), 8096, 300
+    _, low, high, uniform = on(DEVICE, rows("float32", count, size, seed=stride))
+    memory = torch.randn(count * stride + 3, generator=torch.Generator().manual_seed(stride)).bfloat16().to(DEVICE)
+    for start in (0, 1, 3):
+        logits = memory[start : start + count * stride].view(count, stride)[:, :size]
+        # A row alone begins with its first 16 bytes, so that its sums are of other ids.
+        found, alone = (kernels.sample(one, low, high, uniform, sampling) for one in (logits, logits.contiguous()))
+        assert int((found != alone).sum()) <= 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sampling", [SAMPLINGS[0], SAMPLINGS[7]], ids=str)
-def test_tokens_are_drawn_into_their_places(sampling: Sampling) -> None:
+def test_tokens_are_drawn_into_their_places(sampling: Sampling, dtype: torch.dtype) -> None:
     """As a batch of rows would be: valid ids and random numbers are those of the place, and the rest stays."""
     batch, inputs, length, size = 2, 5, 40, 200
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(batch, inputs, size, generator=generator).to(DEVICE)
+    logits = torch.randn(batch, inputs, size, generator=generator).to(DEVICE, dtype)
     low, uniform = torch.randint(90, (length,), generator=generator), torch.rand(batch, length, generator=generator)
     ids, uniform = torch.stack([low, low + 100]).to(DEVICE), uniform.to(DEVICE)
     places = torch.tensor([3, 39, 0, 17, 8], device=DEVICE)
@@ -86,7 +138,7 @@ def test_the_search_ends_where_it_must_however_few_guesses_it_has(
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 17])
-def test_rows_of_few_ids_are_drawn_by_the_rule(size: int) -> None:
+def test_rows_of_held_ids_are_drawn_by_the_rule(size: int) -> None:
     logits = torch.randn(6, size, generator=torch.Generator().manual_seed(size))
     given = logits, torch.zeros(6, dtype=torch.long), torch.full((6,), size), torch.linspace(0, 0.99, 6)
     for sampling in SAMPLINGS[::3]:

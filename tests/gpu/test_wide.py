@@ -16,7 +16,8 @@ from tests.gpu.test_narrow import check_chain, double, random_product, usual
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == cuda.HOPPER
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")]
-SHAPES = [(4096, 4096), (6144, 5120), (2048, 8192), (2304, 2304), (1024, 1024), (1008, 768), (9216, 64)]
+SHAPES = [(4096, 4096), (6144, 5120), (2048, 8192), (2304, 2304), (1026, 1024), (1008, 768), (9216, 64)]
+SHAPES += [(28672, 64), (16384, 128), (12288, 192)]
 KINDS = ["plain", "silu", "gelu", "bias", "residual", "biased residual", "biased silu", "biased gelu"]
 
 
@@ -33,7 +34,7 @@ def _made(x: Tensor, product: Product) -> Tensor | None:
         return wide.run(x, replace(product, residual=None if residual is None else residual.clone()), found)
 
 
-@pytest.mark.parametrize("tokens", [9, 16, 31, 48, 64])
+@pytest.mark.parametrize("tokens", [9, 16, 31, 48, 64, 65, 80, 96, 120, 128])
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_agree_with_float64(tokens: int, kind: str) -> None:
     torch.manual_seed(tokens)
@@ -58,7 +59,7 @@ def test_numbers_beyond_the_last_token_change_nothing() -> None:
     x = _random(33, 4096)
     first = _made(x, product)
     for _ in range(4):
-        _made(torch.full((64, 4096), torch.nan, device="cuda").bfloat16(), replace(product, residual=None))
+        _made(torch.full((128, 4096), torch.nan, device="cuda").bfloat16(), replace(product, residual=None))
         again = _made(x, product)
         assert first is not None and again is not None and torch.equal(first, again)
 
@@ -75,7 +76,7 @@ def test_what_it_is_not_made_for_is_left_to_others() -> None:
     x, product = _random(48, 1024), random_product("plain", 48, 512, 1024)
     assert wide.fitting(x, product) is not None
     assert wide.fitting(x[:8], product) is None
-    assert wide.fitting(_random(65, 1024), product) is None
+    assert wide.fitting(_random(129, 1024), product) is None
     large = random_product("plain", 17, 28672, 128)
     assert wide.fitting(_random(17, 128), large) is not None
     assert wide.fitting(_random(16, 128), large) is None

@@ -26,8 +26,8 @@ def made(tokens: int, product: Product) -> narrow.Cut:
     return found
 
 
-@pytest.mark.parametrize(("rows", "depth"), [(2560, 2048), (1024, 1024), (8262, 2048), (2304, 2304), (1536, 768)])
-@pytest.mark.parametrize("tokens", [1, 8, 14, 24])
+@pytest.mark.parametrize(("rows", "depth"), [(2560, 2048), (1024, 1024), (8262, 2048), (1792, 1792), (1536, 768)])
+@pytest.mark.parametrize("tokens", [1, 8, 14, 16])
 def test_warps_share_the_whole_depth_and_threads_make_all_outputs(rows: int, depth: int, tokens: int) -> None:
     found = made(tokens, asked(rows, depth))
     assert depth % (found.WARPS * narrow.CHUNK) == 0
@@ -43,7 +43,9 @@ def test_work_is_spread_over_all_multiprocessors() -> None:
 
 def test_products_that_it_is_not_made_for_are_left_to_others() -> None:
     fits = asked(2048, 2048)
-    assert narrow.cut(25, fits, PROCESSORS) is None
+    assert narrow.cut(17, fits, PROCESSORS) is None
+    assert narrow.cut(8, asked(2304, 2304), PROCESSORS) is not None
+    assert narrow.cut(9, asked(2304, 2304), PROCESSORS) is None  # large, and not so few tokens
     assert narrow.cut(0, fits, PROCESSORS) is None
     assert narrow.cut(14, asked(2048, 8192), PROCESSORS) is None  # too deep
     assert narrow.cut(14, asked(2048, 2000), PROCESSORS) is None  # no whole chunks

@@ -20,13 +20,13 @@ def asked(rows: int, depth: int, act: Any = None) -> Product:
 
 @pytest.mark.parametrize(("rows", "depth"), SHAPES)
 @pytest.mark.parametrize("act", [None, "silu", "gelu"])
-@pytest.mark.parametrize("tokens", [9, 24, 48, 64])
+@pytest.mark.parametrize("tokens", [9, 24, 48, 64, 65, 96])
 def test_programs_have_all_rows_and_all_columns_and_fit(rows: int, depth: int, act: Any, tokens: int) -> None:
     found = wide.cut(tokens, asked(rows, depth, act), PROCESSORS)
-    if found is None:  # few rows for each program, and much of x
-        assert rows <= 4096
+    if found is None:  # few rows for each program, and much of x; or few programs
+        assert rows < 8192
         return
-    assert tokens <= found.TOKENS <= wide.TOKENS
+    assert tokens <= found.TOKENS <= wide.MANY and (found.file == "wider.cu") == (tokens > wide.TOKENS)
     assert found.ROWS % (2 * wide.SIDE if found.SPLIT == 2 or act == "silu" else wide.SIDE) == 0
     programs = -(-rows // found.ROWS) * found.SPLIT
     assert programs <= PROCESSORS and found.ROWS <= wide.ROWS
@@ -34,15 +34,17 @@ def test_programs_have_all_rows_and_all_columns_and_fit(rows: int, depth: int, a
     assert found.X_STAGES >= 1 and found.W_STAGES >= 1 and found.shared <= cuda.SHARED
     # The tensor cores read 64 tokens, whatever their number: what lies behind the last must be there.
     assert found.W_STAGES * found.ROWS * found.unit >= 2 * wide.DEEP * wide.TOKENS
-    assert found.constants["SUM_0"] == f'"%{found.ROWS // 2}"'
+    sums = found.TOKENS if found.BLOCKS else found.ROWS
+    assert found.constants["SUM_0"] == f'"%{sums // 2}"'
+    assert not found.BLOCKS or found.ROWS == 64 * found.GROUPS * found.BLOCKS
 
 
 @pytest.mark.parametrize(
     ("rows", "depth", "act"),
-    [(6144, 4096, None), (4096, 4096, None), (28672, 4096, "silu"), (4096, 14336, None), (5120, 4096, None)],
+    [(6144, 4096, None), (4096, 4096, None), (28672, 4096, "silu"), (4096, 14336, None)],
 )
-@pytest.mark.parametrize("tokens", range(16, 65, 8))
-def test_all_products_of_cosmos_are_made_by_it(rows: int, depth: int, act: Any, tokens: int) -> None:
+@pytest.mark.parametrize("tokens", range(16, 129, 8))
+def test_all_products_of_the_smaller_cosmos_are_made_by_it(rows: int, depth: int, act: Any, tokens: int) -> None:
     assert wide.cut(tokens, asked(rows, depth, act), PROCESSORS) is not None
 
 
@@ -53,10 +55,30 @@ def test_few_rows_are_shared_by_two_programs() -> None:
     assert found is not None and (found.SPLIT, found.ROWS) == (1, 224)
 
 
+@pytest.mark.parametrize(
+    ("rows", "act", "wanted"),
+    [
+        (4096, None, (64, 2)),
+        (6144, None, (128, 2)),
+        (28672, "silu", (256, 1)),
+    ],
+)
+def test_more_tokens_have_blocks_of_64_rows(rows: int, act: Any, wanted: tuple[int, int]) -> None:
+    found = wide.cut(96, asked(rows, 4096, act), PROCESSORS)
+    assert found is not None and wanted == (found.ROWS, found.SPLIT) and found.BLOCKS
+
+
+def test_more_tokens_are_left_to_others_where_few_multiprocessors_would_be_busy() -> None:
+    assert wide.cut(96, asked(5120, 14336), PROCESSORS) is None  # 80 of 132
+    assert wide.cut(96, asked(8192, 2048, "silu"), PROCESSORS) is None  # 64
+    assert wide.cut(64, asked(5120, 14336), PROCESSORS) is not None
+
+
 def test_products_that_it_is_not_made_for_are_left_to_others() -> None:
-    assert wide.cut(65, asked(4096, 4096), PROCESSORS) is None
+    assert wide.cut(129, asked(4096, 4096), PROCESSORS) is None
     assert wide.cut(48, asked(4096, 4160), PROCESSORS) is None  # its halves are no whole units
-    assert wide.cut(48, asked(8262, 2048), PROCESSORS) is None  # rows that lie in no whole sides
+    assert wide.cut(48, asked(8262, 2048), PROCESSORS) is not None
+    assert wide.cut(48, asked(8261, 2048), PROCESSORS) is None  # outputs are written in pairs
     assert wide.cut(48, asked(64000, 4096), PROCESSORS) is None  # more rows than fit at once
     x = torch.randn(48, 4096).bfloat16()
     assert wide.fitting(x, Product(torch.randn(64, 4096).bfloat16())) is None  # no GPU

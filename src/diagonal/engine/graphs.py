@@ -85,8 +85,8 @@ def _fed_blocks(plan: Plan) -> tuple[IntArray, IntArray]:
 
 
 def _blocks_seen(begun: IntArray, done: IntArray, step: int, least: int) -> tuple[int, int]:
-    """The `whole` and `extent` of a step whose queries have slots from `least` on."""
-    wholly = (done <= step) & (np.arange(1, len(done) + 1) * BLOCK <= least + 1)
+    """The `whole` and `extent` of a step whose queries have slots from `least` on, which it writes itself."""
+    wholly = (done < step) & (np.arange(1, len(done) + 1) * BLOCK <= least)
     written = np.flatnonzero(begun <= step)
     return int(np.argmin([*wholly, False])), int(written[-1]) + 1 if len(written) else 0
 

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diagonal.engine.kernels import wide_attention
+from diagonal.engine.kernels import hopper_attention
 from diagonal.engine.kernels.early import call_next, early, wait
 from diagonal.engine.kernels.visibility import BLOCK, Visibility
 
@@ -76,23 +76,24 @@ def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, pro
         processors = torch.cuda.get_device_properties(q_BHSD.device).multi_processor_count
     batch, heads, queries, width = q_BHSD.shape
     kv_heads = k_BKLD.shape[1]
-    cut, wide = tiles(q_BHSD, k_BKLD, processors), wide_attention.fitting(q_BHSD, k_BKLD, v_BKLD, seen)
+    cut, wide = tiles(q_BHSD, k_BKLD, processors), hopper_attention.fitting(q_BHSD, k_BKLD, v_BKLD, seen)
     rows, problems = queries * (heads // kv_heads), batch * kv_heads
-    count = min(MAX_PARTS, wide_attention.parts(rows, problems, processors)) if wide else cut.parts
+    count = min(MAX_PARTS, hopper_attention.parts(rows, problems, processors)) if wide else cut.parts
     out_BSHD = q_BHSD.new_empty(batch, queries, heads, width)
-    parts, lse = out_BSHD, None
+    parts, lse, sizes = out_BSHD, None, None
     if count > 1:
-        parts = out_BSHD.new_empty(count, *out_BSHD.shape, dtype=torch.float32)
-        lse = parts.new_empty(parts.shape[:-1])
+        parts = out_BSHD.new_empty(count, *out_BSHD.shape, dtype=torch.float16 if wide else torch.float32)
+        lse = parts.new_empty(parts.shape[:-1], dtype=torch.float32)
+        sizes = torch.empty_like(lse) if wide else None
     if wide:
-        wide_attention.run(q_BHSD, k_BKLD, v_BKLD, seen, parts, lse)
+        hopper_attention.run(q_BHSD, k_BKLD, v_BKLD, seen, (parts, lse, sizes))
     else:
         _attend(q_BHSD, k_BKLD, v_BKLD, seen, cut, (parts, lse))
     if lse is not None:
         mixtures = lse[0].numel()
         some = _merged_rows(mixtures, count, processors)
         _merge_kernel[(triton.cdiv(mixtures, some),)](
-            parts, lse, out_BSHD, mixtures, D=width, PARTS=count, ROWS=some, **early(q_BHSD.device)
+            parts, lse, sizes, out_BSHD, mixtures, D=width, PARTS=count, ROWS=some, **early(q_BHSD.device)
         )
     return out_BSHD.transpose(1, 2)
 
@@ -242,6 +243,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
 def _merge_kernel(  # type: ignore[no-untyped-def]
     parts,  # (PARTS, N, D)
     lse,  # (PARTS, N)
+    sizes,  # the same: what the mixtures of a part are to be multiplied with, None for 1
     out,  # (N, D)
     N,
     D: tl.constexpr,
@@ -262,8 +264,10 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     mixed = tl.zeros([ROWS, D], tl.float32)
     for part in tl.static_range(PARTS):  # no load waits for another
         weight = tl.exp2(tl.load(lse + part * N + row, mask=real, other=float("-inf")) - top)
-        at = (tl.cast(part, tl.int64) * N + row)[:, None] * D + column
-        mixed += weight[:, None] * tl.load(parts + at, mask=real[:, None], other=0.0)
         total += weight
+        if sizes is not None:
+            weight *= tl.load(sizes + part * N + row, mask=real, other=0.0)
+        at = (tl.cast(part, tl.int64) * N + row)[:, None] * D + column
+        mixed += weight[:, None] * tl.load(parts + at, mask=real[:, None], other=0.0).to(tl.float32)
     mixed /= tl.where(total > 0, total, 1.0)[:, None]
     tl.store(out + row.to(tl.int64)[:, None] * D + column, mixed.to(out.dtype.element_ty), mask=real[:, None])

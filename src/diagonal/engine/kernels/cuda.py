@@ -24,6 +24,7 @@ HOPPER = (9, 0)  # whose own instructions some kernels are made of
 SHARED = 227 * 1024  # bytes of shared memory that a program may have there
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}  # as the kernels number them
 DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+SHARED_PERCENT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 BFLOAT16 = 9  # CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
 SWIZZLED = 3  # CU_TENSOR_MAP_SWIZZLE_128B
 PROMOTED = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
@@ -147,9 +148,10 @@ def hopper(device: torch.device) -> bool:
 
 
 def compile_kernel(
-    path: Path, name: str, constants: Mapping[str, int | str], shared: int, device: torch.device
+    path: Path, name: str, constants: Mapping[str, int | str], shared: int, device: torch.device, percent: int = -1
 ) -> Kernel:
-    """The function `name` of a file for the GPU, with constants set and so many bytes of shared memory allowed."""
+    """The function `name` of a file for the GPU, with constants set and so many bytes of shared memory allowed.
+    `percent` of what shared memory can be should be, -1 for no matter: the rest is first-level cache."""
     image = compile_image(path.read_bytes(), path.name, constants, device)
     driver, function = _loaded()[1], ctypes.c_void_p()
     module = ctypes.c_void_p()  # never unloaded: kernels last as long as the process
@@ -157,6 +159,7 @@ def compile_kernel(
         _checked(driver.cuModuleLoadData(ctypes.byref(module), image), "loading a kernel")
         _checked(driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode()), f"finding {name}")
         _checked(driver.cuFuncSetAttribute(function, DYNAMIC_SHARED_MEMORY, shared), "asking for shared memory")
+        _checked(driver.cuFuncSetAttribute(function, SHARED_PERCENT, percent), "asking for shared memory")
     return Kernel(function, device)
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from diagonal.engine.heads import Heads
-from diagonal.engine.kernels import int8, narrow, plain
+from diagonal.engine.kernels import hopper_attention, int8, narrow, plain
 from diagonal.engine.kernels.early import call_next, early, wait
 from diagonal.engine.kernels.frames import frame_norm as frame_norm
 from diagonal.engine.kernels.latents import add_gated as add_gated
@@ -145,7 +145,8 @@ def remember(heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: 
     grid = (inputs, batch, triton.cdiv(channels // width, HEADS))
     _remember[grid](
         qkv, cos, sin, slots_S, *norm, q_BHSD, k_cache_BKLD, v_cache_BKLD,
-        inputs, k_cache_BKLD.shape[2], count, kv_heads, width // 2, HEADS, num_warps=2, **early(qkv.device),
+        inputs, k_cache_BKLD.shape[2], count, kv_heads, width // 2, HEADS,
+        hopper_attention.serves(width, k_cache_BKLD), num_warps=2, **early(qkv.device),
     )  # fmt: skip
     return q_BHSD
 
@@ -294,10 +295,12 @@ def _gelu(x, out, size, BLOCK: tl.constexpr, EARLY: tl.constexpr):
 @triton.jit
 def _remember(
     qkv, cos_SD, sin_SD, slots_S, q_norm_D, k_norm_D, eps, q, k_cache, v_cache,
-    inputs, length, heads, kv_heads, HALF: tl.constexpr, HEADS: tl.constexpr, EARLY: tl.constexpr,
+    inputs, length, heads, kv_heads, HALF: tl.constexpr, HEADS: tl.constexpr, CALL: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Some heads of one input. Queries, keys and values go through the same lines; masks say where each is stored."""
     if EARLY:
+        if CALL:  # attention that has one program for each multiprocessor, and reads old keys meanwhile
+            call_next()
         wait()
     s = tl.program_id(0)
     b = tl.program_id(1).to(tl.int64)

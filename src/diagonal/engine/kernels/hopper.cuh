@@ -7,7 +7,8 @@ struct alignas(64) Map {  // how TMA finds its way in a matrix
   char bytes[128];
 };
 
-constexpr u64 ONCE = 0x12F0000000000000ull, AGAIN = 0x14F0000000000000ull;  // what is to be forgotten first, or last
+// What is to be forgotten first, as usual, or last.
+constexpr u64 ONCE = 0x12F0000000000000ull, USUAL = 0x10F0000000000000ull, AGAIN = 0x14F0000000000000ull;
 
 __device__ __forceinline__ unsigned address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void init(unsigned barrier, int arrivals) {
@@ -25,16 +26,24 @@ __device__ __forceinline__ void await(unsigned barrier, int parity) {
       "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @done bra over;\n bra again;\n"
       "over:\n }" ::"r"(barrier), "r"(parity) : "memory");
 }
-__device__ __forceinline__ void fetch(unsigned to, const Map* map, int column, int row, unsigned barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-      "l"(map), "r"(column), "r"(row), "r"(barrier) : "memory");
-}
 __device__ __forceinline__ void fetch(unsigned to, const Map* map, int column, int row, unsigned barrier, u64 hint) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
       " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(hint)
       : "memory");
+}
+__device__ __forceinline__ void copy(unsigned to, const void* from, int bytes, unsigned barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier) : "memory");
+}
+__device__ __forceinline__ unsigned at_other(unsigned at, int program) {  // the same place of another program
+  unsigned there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(program));
+  return there;
+}
+__device__ __forceinline__ void send(unsigned to, float a, float b, float c, float d, unsigned barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+               "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier) : "memory");
 }
 // Where a block lies, for the tensor cores: rows of 128 bytes, eight rows after the other, 16-byte pieces swapped around;
 // `across` bytes from 64 columns to the next 64, where columns are what is not summed over.

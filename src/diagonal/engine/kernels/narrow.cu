@@ -17,7 +17,7 @@
 //   1  silu of the first half of the rows times the second
 //   2  gelu, its tanh form
 //   3  none, but the rows are heads of queries, keys and values, HEAD wide: queries and keys are turned by their position
-//      (ROPE), keys and values go to their slots of the cache
+//      (ROPE), keys and values go to their slots of the cache; attention that comes next is called early (CALL)
 
 #include "numbers.cuh"
 
@@ -71,9 +71,9 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
         const float* sines, const long long* slots, bf16_t* keys, bf16_t* values, int inputs, int length, int heads,
         int kv_heads) {
   extern __shared__ float parts[];  // [2][WARPS][TOKENS][LINE]
-  // The next kernel may begin as soon as it finds room. Not so attention, which comes after heads: its small programs would
-  // crowd on the processors that are free first.
-  if (ACT != 3) asm volatile("griddepcontrol.launch_dependents;");
+  // The next kernel may begin as soon as it finds room. Not so attention, which comes after heads, if it has many small
+  // programs: they would crowd on the processors that are free first.
+  if (ACT != 3 || CALL) asm volatile("griddepcontrol.launch_dependents;");
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = warp * SPAN + lane % 4 * 8;
 
   uint4 weight[TILES][DEPTH];

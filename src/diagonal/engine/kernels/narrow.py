@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.heads import Heads
-from diagonal.engine.kernels import cuda
+from diagonal.engine.kernels import cuda, hopper_attention
 from diagonal.engine.kernels.early import possible
 from diagonal.engine.product import Norm, Pending, Product
 
@@ -22,9 +22,13 @@ SIDE = 8  # tokens, or rows of weights, that the tensor cores take at a time
 CHUNK = 32  # columns that a warp takes at a time
 WARPS = 16  # of a program, at most
 ROUNDS = 8  # chunks of a warp, at most: more depth means more of x to read for every program
-TOKENS = 24  # of a step, at most
+TOKENS = 16  # of a step, at most
+FEW, SMALL = 8, 2048  # with more tokens than FEW, others are faster if a matrix has more rows and columns than SMALL
 REGISTERS = 65536  # of a multiprocessor, on which one program runs
 OTHERS = 30  # registers of a thread for what is neither weights nor tokens, about
+# Weights on their way to registers take room in the first-level cache: shared memory should be this part of what it can
+# be. Not so in large models, where others come between, and each change costs more than is gained.
+PERCENT = 25
 HEADS = 3  # the rows are heads of queries, keys and values
 
 
@@ -44,6 +48,7 @@ class Cut:
     ADD: bool
     HEAD: int = 0
     ROPE: bool = False
+    CALL: bool = False
 
     @property
     def columns(self) -> int:
@@ -60,7 +65,7 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
     """How a product of so many tokens is cut up, None where this kernel is not made for it."""
     rows, depth = product.weight_NK.shape
     chunks, halves = depth // CHUNK, -(-tokens // SIDE)
-    if depth % CHUNK or not chunks or not 1 <= tokens <= TOKENS:
+    if depth % CHUNK or not chunks or not 1 <= tokens <= (FEW if min(rows, depth) > SMALL else TOKENS):
         return None
     warps = max(size for size in range(1, WARPS + 1) if chunks % size == 0)
     rounds = chunks // warps
@@ -123,7 +128,8 @@ def fitting_heads(heads: Heads, k_BKLD: Tensor, v_BKLD: Tensor, slots_S: Tensor)
     if any(part.shape != shape or part.dtype != kind or not part.is_contiguous() for part, shape, kind in wanted):
         return None
     found = fitting(source.x, source.asked)
-    return None if found is None else replace(found, ACT=HEADS, HEAD=width, ROPE=rope is not None)
+    call = hopper_attention.serves(width, k_BKLD)
+    return None if found is None else replace(found, ACT=HEADS, HEAD=width, ROPE=rope is not None, CALL=call)
 
 
 def remember(heads: Heads, k_BKLD: Tensor, v_BKLD: Tensor, slots_S: Tensor, found: Cut) -> Tensor:
@@ -159,4 +165,6 @@ def _processors(device: torch.device) -> int:
 @cache
 def _kernel(found: Cut, device: torch.device) -> cuda.Kernel:
     constants = {name: int(value) for name, value in asdict(found).items()}
-    return cuda.compile_kernel(Path(__file__).with_suffix(".cu"), "product", constants, found.shared, device)
+    path = Path(__file__).with_suffix(".cu")
+    percent = PERCENT if found.K <= SMALL else -1
+    return cuda.compile_kernel(path, "product", constants, found.shared, device, percent)

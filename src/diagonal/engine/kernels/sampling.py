@@ -29,6 +29,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diagonal.engine.kernels import held_ids
 from diagonal.engine.kernels.early import early, wait
 from diagonal.engine.protocols import Sampling
 
@@ -47,12 +48,16 @@ def sample_into(
     _draw(logits_BSV.flatten(0, 1), (ids_2L[0], ids_2L[1], uniform_BL, positions_S, tokens_BL), sampling)
 
 
-def _draw(logits_RV: Tensor, tables: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor], sampling: Sampling) -> None:
-    """One id from each row. `tables` are the first valid id, the end, a random number, the position and the token."""
+def _draw(logits_RV: Tensor, tables: held_ids.Tables, sampling: Sampling) -> None:
+    """One id from each row."""
     rows, ids = logits_RV.shape
     low, high, uniform, positions, drawn = tables
     if logits_RV.stride(1) != 1:
         raise ValueError(f"logits with strides {logits_RV.stride()} given; a row's ids must lie side by side")
+    held = held_ids.fitting(logits_RV, tables, sampling)
+    if held is not None:
+        held_ids.run(logits_RV, tables, sampling, held)
+        return
     greedy = sampling.temperature == 0
     block, warps = _tile(ids)
     _sample[(rows,)](

@@ -25,8 +25,9 @@ class Visibility:
 
     `slots_S` is the slot of each query; a negative one marks a padding row, which sees nothing. `needed_L` is the least
     slot of a query that sees each slot: its own, or NOWHERE if it is not written. Two numbers of blocks (one element
-    each) save work: all queries but padding see all of the first `whole` blocks, so nobody need look at their slots one
-    by one; and from block `extent` on nothing is written. All are whole numbers of 32 or 64 bits.
+    each) save work: all queries but padding see all of the first `whole` blocks, written before this step, so nobody
+    need look at their slots one by one, nor wait for what the step writes; and from block `extent` on nothing is
+    written. All are whole numbers of 32 or 64 bits.
     """
 
     slots_S: Tensor

@@ -26,15 +26,6 @@ constexpr int MADE = ACT == 1 ? ROWS / 2 : ROWS / SPLIT;  // outputs of a token 
 constexpr int OWN = HELD / SPLIT, MAIL = SPLIT == 2 ? MULTIPLYING * OWN * 4 : 0;  // sums of a thread; bytes of all
 static_assert(TOKENS % 8 == 0 && TOKENS <= 64 && MADE % 8 == 0 && (ACT != 1 || SPLIT == 1) && W_STAGES * W_BYTES >= 8192, "");
 
-__device__ __forceinline__ unsigned at_other(unsigned at, int program) {  // the same place of the other program
-  unsigned there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(program));
-  return there;
-}
-__device__ __forceinline__ void send(unsigned to, float a, float b, float c, float d, unsigned barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
-               "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier) : "memory");
-}
 __device__ __forceinline__ void multiply(float (&s)[HELD], u64 a, u64 b, int on) {  // s = a b^T [+ s]
   asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " SUM_2 ", 0;\n"
                "wgmma.mma_async.sync.aligned.m64n" WIDTH "k16.f32.bf16.bf16 {" SUM_NAMES "}, " SUM_0 ", " SUM_1

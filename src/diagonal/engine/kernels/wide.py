@@ -1,7 +1,8 @@
-"""Products of many tokens, or of great depth, each one kernel with its activation and its residual (wide.cu).
+"""Products of many tokens, or of great depth, each one kernel with its activation and its residual: wide.cu for as many
+tokens as the tensor cores' product has rows, wider.cu for more.
 
 Reading the weights is still what takes the time. Such a kernel asks for them while the small ones before it run, every
-multiprocessor reads the same share, and nothing is left to be added up by a kernel after it.
+multiprocessor reads about the same share, and nothing is left to be added up by a kernel after it.
 """
 
 from __future__ import annotations
@@ -21,30 +22,40 @@ from diagonal.engine.product import Product
 DEEP = 64  # columns of a unit: 128 bytes of a row
 SIDE = 8  # rows that lie together in shared memory
 ROWS = 256  # of a program, at most
-SMALL, LARGE = 64, 128  # numbers of them below which blocks are deeper
-THREADS = 192  # four warps that multiply, one that reads weights, and one that reads tokens
-# Of a step, at most: the rows of the tensor cores' product. More would be padded to 128, and the power which that takes
-# slows down all kernels (docs/log.md).
-TOKENS = 64
+SMALL, LARGE = 64, 128  # rows of a program for which blocks are deepest, and for which they are deeper than a unit
+TOKENS = 64  # of wide.cu, at most: the rows of the tensor cores' product
+MANY = 128  # tokens of wider.cu, at most
 LEAST, FEW = 9, 16  # tokens with fewer of which, or up to which with large matrices, others are faster
 STEP = 16  # tokens for which one kernel serves
+BUSY = 2 / 3  # of the multiprocessors that wider.cu needs
 WEIGHTS = 96 * 1024  # bytes of weights that should be under way at least
 AHEAD = 768  # rows, in units of all: about 3 microseconds of reading, in which tokens arrive that are asked for
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What the kernel is compiled for; wide.cu says what the constants are."""
+    """What a kernel is compiled for; wide.cu and wider.cu say what the constants are."""
 
     TOKENS: int
     ROWS: int
     SPLIT: int
-    SPAN: int
-    X_STAGES: int
-    W_STAGES: int
     BIAS: bool
     ACT: int
     ADD: bool
+    SPAN: int = 1
+    X_STAGES: int = 0
+    W_STAGES: int = 0
+    GROUPS: int = 1
+    BLOCKS: int = 0  # of wider.cu
+
+    @property
+    def file(self) -> str:
+        return "wider.cu" if self.BLOCKS else "wide.cu"
+
+    @property
+    def threads(self) -> int:
+        """Four warps of each group that multiplies, one that reads weights, and one that reads tokens."""
+        return 128 * self.GROUPS + 64
 
     @property
     def unit(self) -> int:
@@ -55,46 +66,69 @@ class Cut:
     def shared(self) -> int:
         """Bytes of all blocks, of sums that two programs exchange, and of barriers."""
         blocks = self.unit * (self.X_STAGES * self.TOKENS + self.W_STAGES * self.ROWS)
-        mail = 2 * TOKENS * self.ROWS if self.SPLIT == 2 else 0
+        columns = self.TOKENS if self.BLOCKS else TOKENS
+        mail = 2 * columns * self.ROWS if self.SPLIT == 2 else 0
         return blocks + mail + 16 * (self.X_STAGES + self.W_STAGES) + 8
 
     @property
     def constants(self) -> dict[str, int | str]:
         numbers = {name: int(value) for name, value in asdict(self).items()}
-        return {**numbers, "WIDTH": f'"{self.ROWS}"', **cuda.sums("SUM", self.ROWS // 2, after=3)}
+        width = self.TOKENS if self.BLOCKS else self.ROWS
+        return {**numbers, "WIDTH": f'"{width}"', **cuda.sums("SUM", width // 2, after=3)}
 
 
 def cut(tokens: int, product: Product, processors: int) -> Cut | None:
-    """How a product of so many tokens is cut up, None where this kernel is not made for it."""
+    """How a product of so many tokens is cut up, None where the kernels are not made for it."""
     rows, depth = product.weight_NK.shape
     silu = product.act == "silu"
-    split = 1 if silu or rows > processors * TOKENS else 2  # few rows for each program would mean much of x for each
-    sides = 2 * SIDE if silu or split == 2 else SIDE
-    own = -(-rows // (sides * (processors // split))) * sides
-    if depth % (DEEP * split) or rows % (2 * SIDE if silu else SIDE) or own > ROWS or tokens > TOKENS:
+    if depth % DEEP or rows % (2 * SIDE if silu else 2) or not 1 <= tokens <= MANY:
         return None
     found = Cut(
         TOKENS=-(-tokens // STEP) * STEP,
-        ROWS=own,
-        SPLIT=split,
-        SPAN=1,
-        X_STAGES=0,
-        W_STAGES=0,
+        ROWS=0,
+        SPLIT=1,
         BIAS=product.bias_N is not None,
         ACT=cuda.ACTIVATIONS[product.act],
         ADD=product.residual is not None,
     )
-    share = 2 * own * depth // split  # bytes of a program's weights
-    # The tensor cores read as many tokens as there may be, and beyond the last one what lies there.
-    needed = max(min(share, WEIGHTS), 2 * DEEP * TOKENS)
-    forms = _forms(found, depth // (DEEP * split))
-    return next((form for form in forms if form.W_STAGES * form.ROWS * form.unit >= needed), None)
+    for some in _shares(found, rows, processors) if tokens <= TOKENS else _blocks(found, rows, processors):
+        if depth % (DEEP * some.SPLIT) == 0:
+            own = 2 * some.ROWS * depth // some.SPLIT  # bytes of a program's weights
+            # The tensor cores read as many tokens as there may be, and beyond the last one what lies there.
+            needed = max(min(own, WEIGHTS), 2 * DEEP * TOKENS)
+            forms = _forms(some, depth // (DEEP * some.SPLIT))
+            return next((form for form in forms if form.W_STAGES * form.ROWS * form.unit >= needed), None)
+    return None
+
+
+def _shares(found: Cut, rows: int, processors: int) -> Iterator[Cut]:
+    """Rows of a program of wide.cu: about as many for each."""
+    silu = cuda.ACTIVATIONS["silu"] == found.ACT
+    split = 1 if silu or rows > processors * TOKENS else 2  # few rows for each program would mean much of x for each
+    sides = 2 * SIDE if silu or split == 2 else SIDE
+    own = -(-rows // (sides * (processors // split))) * sides
+    if own <= ROWS:
+        yield replace(found, ROWS=own, SPLIT=split)
+
+
+def _blocks(found: Cut, rows: int, processors: int) -> Iterator[Cut]:
+    """Blocks of rows of a program of wider.cu: those that keep most multiprocessors busy, of these the largest. With
+    too few of them busy, others are faster."""
+    silu = cuda.ACTIVATIONS["silu"] == found.ACT
+    forms = ((1, 2, 1), (2, 2, 1)) if silu else ((1, 1, 2), (1, 1, 1), (1, 2, 2), (1, 2, 1), (2, 2, 2), (2, 2, 1))
+    busy = []
+    for groups, blocks, split in forms:
+        own = SMALL * groups * blocks
+        programs = -(-rows // own) * split
+        if BUSY * processors <= programs <= processors:
+            busy.append((programs, replace(found, ROWS=own, SPLIT=split, GROUPS=groups, BLOCKS=blocks)))
+    yield from (form for _, form in sorted(busy, key=lambda one: (one[0], one[1].ROWS), reverse=True))
 
 
 def _forms(found: Cut, units: int) -> Iterator[Cut]:
     """Sizes of blocks and numbers of them that fit into shared memory, best first. Large blocks mean less waiting for
     each; many of x mean that it is there when it is needed; what is left is for weights."""
-    usual = 4 if found.ROWS < SMALL else 2 if found.ROWS < LARGE else 1
+    usual = 4 if found.ROWS < SMALL else 2 if found.ROWS <= LARGE else 1
     most = -(-AHEAD // found.ROWS)  # units of x that should be under way
     for span, share in pairs((4, 2, 1), (1, 0.75, 0.5)):
         if span > usual or units % span:
@@ -122,12 +156,14 @@ def run(x: Tensor, product: Product, found: Cut) -> Tensor:
     width, own = rows // halves, found.ROWS // halves
     out = x.new_empty(*x.shape[:-1], width) if product.residual is None else product.residual
     x_MK = x.view(-1, depth)
-    maps = (cuda.tensor_map(product.weight_NK, own, DEEP), cuda.tensor_map(x_MK, found.TOKENS, DEEP))
+    box = SMALL if found.BLOCKS else own
+    maps = (cuda.tensor_map(product.weight_NK, box, DEEP), cuda.tensor_map(x_MK, found.TOKENS, DEEP))
     given = (*maps, product.bias_N, out, len(x_MK), rows, depth // (DEEP * found.SPAN * found.SPLIT))
-    _kernel(found, x.device).launch((-(-width // own) * found.SPLIT, 1, 1), THREADS, found.shared, given)
+    _kernel(found, x.device).launch((-(-width // own) * found.SPLIT, 1, 1), found.threads, found.shared, given)
     return out
 
 
 @cache
 def _kernel(found: Cut, device: torch.device) -> cuda.Kernel:
-    return cuda.compile_kernel(Path(__file__).with_suffix(".cu"), "product", found.constants, found.shared, device)
+    path = Path(__file__).with_name(found.file)
+    return cuda.compile_kernel(path, "product", found.constants, found.shared, device)

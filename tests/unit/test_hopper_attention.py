@@ -1,26 +1,29 @@
-"""How attention of many tokens is cut up. What it computes is tested on a GPU."""
+"""How attention on Hopper is cut up. What it computes is tested on a GPU."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from diagonal.engine.kernels import cuda, wide_attention
+from diagonal.engine.kernels import cuda, hopper_attention
+from diagonal.engine.kernels.hopper_attention import Cut, groups, parts
 from diagonal.engine.kernels.visibility import Visibility
-from diagonal.engine.kernels.wide_attention import Cut, groups, parts
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_a_program_fits_a_multiprocessor(count: int) -> None:
-    found = Cut(count, SPLIT=True)
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_program_fits_a_multiprocessor(count: int, width: int) -> None:
+    found = Cut(width, count, SPLIT=True)
     assert found.shared <= cuda.SHARED and found.stages >= 2 and found.keys % 64 == 0
     constants = found.constants
     threads = 128 * (count * int(constants["MORE"]) + int(constants["LESS"]))
     assert threads <= 65536  # registers
-    assert constants["SCORE_2"] == f'"%{found.keys // 2 + 2}"' and constants["MIX_4"] == '"%68"'
+    assert constants["SCORE_2"] == f'"%{found.keys // 2 + 2}"' and constants["MIX_4"] == f'"%{width // 2 + 4}"'
 
 
-@pytest.mark.parametrize(("rows", "wanted"), [(128, 2), (192, 3), (256, 2), (320, 3), (384, 3), (480, 2)])
+@pytest.mark.parametrize(
+    ("rows", "wanted"), [(24, 1), (64, 1), (65, 2), (128, 2), (192, 3), (256, 2), (320, 3), (384, 3), (480, 2)]
+)
 def test_as_few_rows_as_possible_are_empty(rows: int, wanted: int) -> None:
     assert groups(rows) == wanted
 
@@ -35,4 +38,4 @@ def test_no_gpu_is_no_fit() -> None:
     q, k = torch.zeros(1, 32, 48, 128).bfloat16(), torch.zeros(1, 8, 128, 128).bfloat16()
     number = torch.zeros(1, dtype=torch.long)
     seen = Visibility(torch.zeros(48, dtype=torch.long), torch.zeros(128, dtype=torch.int32), number, number)
-    assert not wide_attention.fitting(q, k, k, seen)
+    assert not hopper_attention.fitting(q, k, k, seen)

@@ -1,26 +1,23 @@
-// Attention of a step with many tokens: what attention.py's kernel does, for Hopper's tensor cores.
+// Attention of a decoding step: what attention.py's kernel does, for Hopper's tensor cores.
 //
 // A program has GROUPS * 64 rows, one key head and one part of its keys. Rows are queries of the heads that share the key
 // head: all of the first head, then all of the second. A warp fetches keys and values, KEYS of them in a round (TMA), and
 // four warps for each 64 rows multiply (wgmma) and run the online softmax, each group at its own pace. A group
 // asks for the mixture of a round and for the scores of the next one, whose exponentials it takes while the mixture is made.
 //
-// Set when it is compiled: GROUPS, 2 or 3; KEYS, a multiple of 64; STAGES, rounds under way; SPLIT, whether the keys are in
-// parts; MORE and LESS, registers of threads that multiply, and of others; for the instructions the names of their sums,
-// SCORE_NAMES "%0, %1, ..." with SCORE_SUMS "+f"(s[0]), ... and SCORE_0, ... of what follows, and MIX_ the same.
+// Set when it is compiled: D, the width of heads, 64 or 128; GROUPS, 1 to 3; KEYS, a multiple of 64; STAGES, rounds under way; SPLIT, whether the keys are in
+// parts; MORE and LESS, registers of threads that multiply, and of others, or 0 for as many as there are; for the instructions
+// the names of their sums, SCORE_NAMES "%0, %1, ..." with SCORE_SUMS "+f"(s[0]), ... and SCORE_0, ... of what follows, and MIX_ the same.
 
 #include "hopper.cuh"
 #include "numbers.cuh"
 
-constexpr int D = 128, HALF = 64, ROWS = GROUPS * 64, MULTIPLYING = GROUPS * 128, THREADS = MULTIPLYING + 128;
+constexpr int HALF = 64, HALVES = D / HALF, ROWS = GROUPS * 64, MULTIPLYING = GROUPS * 128, THREADS = MULTIPLYING + 128;
 constexpr int BLOCK = 64, ROUND = KEYS / BLOCK;  // slots that `whole` and `extent` count; of these in a round
 constexpr int Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2;
 constexpr int NOWHERE = 0x7fffffff;
+constexpr unsigned ALL = 0xffffffffu;
 
-__device__ __forceinline__ void copy(unsigned to, const void* from, int bytes, unsigned barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
 __device__ __forceinline__ void score(float (&s)[KEYS / 2], u64 q, u64 k, int on) {  // s = q k^T [+ s]
   asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " SCORE_2 ", 0;\n"
                "wgmma.mma_async.sync.aligned.m64n" SCORE_WIDTH "k16.f32.bf16.bf16 {" SCORE_NAMES "}, " SCORE_0 ", " SCORE_1
@@ -29,10 +26,15 @@ __device__ __forceinline__ void score(float (&s)[KEYS / 2], u64 q, u64 k, int on
                : "l"(q), "l"(k), "r"(on));
 }
 __device__ __forceinline__ void mix(float (&s)[D / 2], const pair_t* p, u64 v) {  // s += p v
-  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" MIX_NAMES "}, {" MIX_0 ", " MIX_1 ", " MIX_2
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" MIX_WIDTH "k16.f32.bf16.bf16 {" MIX_NAMES "}, {" MIX_0 ", " MIX_1 ", " MIX_2
                ", " MIX_3 "}, " MIX_4 ", 1, 1, 1, 1;"
                : MIX_SUMS
                : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v));
+}
+__device__ __forceinline__ pair_t pack_halves(float lo, float hi) {
+  pair_t out;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(hi), "f"(lo));
+  return out;
 }
 __device__ __forceinline__ float power(float v) {
   float out;
@@ -41,8 +43,8 @@ __device__ __forceinline__ float power(float v) {
 }
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __grid_constant__ Map v,
-       const long long* slots, const int* needed, const long long* whole, const long long* extent, void* out, float* lse,
-       int queries, int length, int heads, int kv_heads, float scale) {
+       const long long* slots, const int* needed, const long long* whole, const long long* extent, bf16_t* out, float* lse,
+       float* sizes, int queries, int length, int heads, int kv_heads, float scale) {
   extern __shared__ __align__(1024) char memory[];
   const unsigned qs = address(memory), ks = qs + Q_BYTES, vs = ks + STAGES * KV_BYTES, ns = vs + STAGES * KV_BYTES;
   const unsigned q_full = ns + STAGES * KEYS * 4, k_full = q_full + 8, k_empty = k_full + 8 * STAGES, v_full = k_empty + 8 * STAGES;
@@ -59,31 +61,29 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  asm volatile("griddepcontrol.wait;" ::: "memory");
 
-  // Rounds that all queries see wholly, then others: of both, this part's share.
-  const int rounds = ((int)*extent + ROUND - 1) / ROUND;
+  // Rounds that all queries see wholly, then others: of both, this part's share. These numbers, and the keys and values of
+  // whole rounds, were written before this step's first layer: they are read while the kernel before still runs.
+  const int written = (int)*extent, rounds = (written + ROUND - 1) / ROUND;
   const int plain = (int)*whole / ROUND, rest = rounds - plain;
   const int plain_at = plain * part / parts, plain_count = plain * (part + 1) / parts - plain_at;
   const int rest_at = plain + rest * part / parts, count = plain_count + plain + rest * (part + 1) / parts - rest_at;
 
   if (group == GROUPS) {
+#if MORE
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LESS));
+#endif
     if (threadIdx.x == MULTIPLYING) {
-      expect(q_full, Q_BYTES);
-      for (int c = 0; c < 2; c++)
-        for (int g = 0; g < GROUPS; g++)
-          fetch(qs + (g * 2 + c) * 64 * 128, &q, c * HALF, problem * shared_by * queries + first + g * 64, q_full);
       auto blocks = [&](unsigned to, const Map* map, int round, unsigned barrier) {
         for (int b = 0; b < ROUND; b++) {
           // Behind the last block that is written lies anything: nobody sees it, but it might not be finite.
-          const int block = min(round * ROUND + b, (int)*extent - 1);
-          for (int c = 0; c < 2; c++)
-            fetch(to + c * KEYS * 128 + b * BLOCK * 128, map, c * HALF, problem * length + block * BLOCK, barrier);
+          const int block = min(round * ROUND + b, written - 1);
+          for (int c = 0; c < HALVES; c++)
+            fetch(to + c * KEYS * 128 + b * BLOCK * 128, map, c * HALF, problem * length + block * BLOCK, barrier,
+                  USUAL);
         }
       };
-#pragma unroll 1
-      for (int n = 0; n < count; n++) {
+      auto ask = [&](int n) {
         const int s = n % STAGES, parity = n / STAGES - 1 & 1;
         const int round = n < plain_count ? plain_at + n : rest_at + n - plain_count;
         if (n >= STAGES) await(k_empty + 8 * s, parity);
@@ -95,12 +95,25 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
         if (n >= STAGES) await(v_empty + 8 * s, parity);
         expect(v_full + 8 * s, KV_BYTES);
         blocks(vs + s * KV_BYTES, &v, round, v_full + 8 * s);
-      }
+      };
+      const int ahead = min(STAGES, plain_count);
+#pragma unroll 1
+      for (int n = 0; n < ahead; n++) ask(n);
+      asm volatile("griddepcontrol.wait;" ::: "memory");
+      expect(q_full, Q_BYTES);
+      for (int c = 0; c < HALVES; c++)
+        for (int g = 0; g < GROUPS; g++)
+          fetch(qs + (g * HALVES + c) * 64 * 128, &q, c * HALF, problem * shared_by * queries + first + g * 64, q_full, USUAL);
+#pragma unroll 1
+      for (int n = ahead; n < count; n++) ask(n);
     }
     return;
   }
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 
+#if MORE
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MORE));
+#endif
   // A thread has two rows, eight apart.
   const int row = first + group * 64 + warp * 16 + lane / 4, all = shared_by * queries;
   int slot[2];
@@ -116,10 +129,10 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
     await(k_full + 8 * stage, n / STAGES & 1);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-    for (int c = 0; c < 2; c++)
+    for (int c = 0; c < HALVES; c++)
 #pragma unroll
       for (int i = 0; i < HALF / 16; i++)
-        score(s, place(qs + (group * 2 + c) * 64 * 128) + 2 * i, place(ks + stage * KV_BYTES + c * KEYS * 128) + 2 * i,
+        score(s, place(qs + (group * HALVES + c) * 64 * 128) + 2 * i, place(ks + stage * KV_BYTES + c * KEYS * 128) + 2 * i,
               c > 0 || i > 0);
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
   };
@@ -155,8 +168,8 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
       float most = s[h * 2];
 #pragma unroll
       for (int j = 0; j < KEYS / 8; j++) most = fmaxf(most, fmaxf(s[j * 4 + h * 2], s[j * 4 + h * 2 + 1]));
-      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+      most = fmaxf(most, __shfl_xor_sync(ALL, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(ALL, most, 2));
       const float new_top = fmaxf(top[h], most * scale);
       decay[h] = power(top[h] - new_top);
       top[h] = new_top;
@@ -205,27 +218,43 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
     settled(mixed);
   }
 
+  // Of eight columns each of four lanes has two; then it has eight of its own, so that it writes 16 bytes.
+  auto turn = [&](pair_t& one, pair_t& other, int distance) {
+    const pair_t got = __shfl_xor_sync(ALL, lane & distance ? one : other, distance);
+    (lane & distance ? one : other) = got;
+  };
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    float sum = total[h];
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    float sum = total[h], size = 0.f;
+    sum += __shfl_xor_sync(ALL, sum, 1);
+    sum += __shfl_xor_sync(ALL, sum, 2);
     const int own = row + 8 * h;
-    if (own >= all) continue;
     const bool sees = sum > 0.f && slot[h] >= 0;  // a row of padding sees nothing
-    const float by = sees ? 1.f / sum : 0.f;
-    const int batches = gridDim.y / kv_heads, head = problem % kv_heads * shared_by + own / queries;
-    const size_t entry =
-        ((size_t)(part * batches + problem / kv_heads) * queries + own % queries) * heads + head;
+    float by = sees ? 1.f / sum : 0.f;
+    if (SPLIT) {  // parts are of float16, over the greatest of their row: half the bytes, and more digits than the result has
 #pragma unroll
-    for (int j = 0; j < D / 8; j++) {
-      const float lo = mixed[j * 4 + h * 2] * by, hi = mixed[j * 4 + h * 2 + 1] * by;
-      const size_t at = entry * D + j * 8 + lane % 4 * 2;
-      if (SPLIT)
-        *(float2*)((float*)out + at) = make_float2(lo, hi);
-      else
-        *(pair_t*)((bf16_t*)out + at) = pack(lo, hi);
+      for (int j = 0; j < D / 8; j++) size = fmaxf(size, fmaxf(fabsf(mixed[j * 4 + h * 2]), fabsf(mixed[j * 4 + h * 2 + 1])));
+      size = fmaxf(size, __shfl_xor_sync(ALL, size, 1));
+      size = fmaxf(size, __shfl_xor_sync(ALL, size, 2)) * by;
+      by = size > 0.f ? by / size : 0.f;
     }
-    if (SPLIT && lane % 4 == 0) lse[entry] = sees ? top[h] + __log2f(sum) : unseen;
+    const int batches = gridDim.y / kv_heads, head = problem % kv_heads * shared_by + own / queries;
+    const size_t entry = ((size_t)(part * batches + problem / kv_heads) * queries + own % queries) * heads + head;
+#pragma unroll
+    for (int j = 0; j < D / 8; j += 4) {
+      pair_t v[4];
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const float lo = mixed[(j + e) * 4 + h * 2] * by, hi = mixed[(j + e) * 4 + h * 2 + 1] * by;
+        v[e] = SPLIT ? pack_halves(lo, hi) : pack(lo, hi);
+      }
+      turn(v[0], v[1], 1), turn(v[2], v[3], 1);
+      turn(v[0], v[2], 2), turn(v[1], v[3], 2);
+      if (own < all) *(uint4*)(out + entry * D + (j + lane % 4) * 8) = make_uint4(v[0], v[1], v[2], v[3]);
+    }
+    if (SPLIT && own < all && lane % 4 == 0) {
+      lse[entry] = sees ? top[h] + __log2f(sum) : unseen;
+      sizes[entry] = size;
+    }
   }
 }

@@ -1,4 +1,4 @@
-"""Attention of many tokens on Hopper against float64, and against the kernel that it takes the place of."""
+"""Attention of decoding steps on Hopper against float64, and against the kernel that it takes the place of."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from diagonal import Grid, Layout, make_plan
+from diagonal.engine.graphs import _blocks_seen, _fed_blocks
+from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import cuda
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != cuda.HOPPER:
     pytest.skip("no Hopper GPU", allow_module_level=True)
 
-from diagonal.engine.kernels import attention, wide_attention
-from diagonal.engine.kernels.visibility import BLOCK, Visibility
+from diagonal.engine.kernels import attention, fused, hopper_attention
+from diagonal.engine.kernels.visibility import BLOCK, NOWHERE, Visibility
 from tests.gpu.test_attention import BOUND, Shape, attended, case, error
 
 pytestmark = pytest.mark.gpu
@@ -27,8 +30,16 @@ SHAPES: list[Shape] = [  # B, H, K, S, L, D
     (1, 12, 4, 64, 448, 128),  # groups of three heads
     (1, 4, 1, 120, 64, 128),  # one block
     (1, 128, 1, 2, 320, 128),  # a query for many heads
+    (1, 8, 8, 2, 640, 128),  # few rows
+    (1, 32, 4, 14, 1216, 64),  # narrow heads
+    (2, 18, 18, 21, 704, 64),  # no heads share keys
 ]
-REAL: list[Shape] = [(1, 32, 8, 40, 12864, 128), (1, 32, 8, 64, 12864, 128), (1, 32, 8, 120, 12864, 128)]
+REAL: list[Shape] = [
+    (1, 32, 8, 40, 12864, 128),
+    (1, 32, 8, 64, 12864, 128),
+    (1, 32, 8, 120, 12864, 128),
+    (1, 32, 4, 14, 5248, 64),
+]
 
 Given = tuple[tuple[Tensor, Tensor, Tensor], Visibility]
 
@@ -36,6 +47,7 @@ Given = tuple[tuple[Tensor, Tensor, Tensor], Visibility]
 def _given(shape: Shape) -> Given:
     """As a graph has them: queries side by side, numbers of 64 bits."""
     (q, k, v), seen = case(shape, torch.bfloat16)
+    torch.cuda.synchronize()  # keys that all see are read before the kernel before has ended
     return (q.contiguous(), k, v), replace(seen, whole=seen.whole.long(), extent=seen.extent.long())
 
 
@@ -49,13 +61,13 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_attend", refuse)
 
 
-@pytest.mark.parametrize("groups", [2, 3])
+@pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize("processors", [1, 9, 132])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_kernel_agrees_with_its_twin(
     shape: Shape, processors: int, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wide_attention, "groups", lambda rows: groups)
+    monkeypatch.setattr(hopper_attention, "groups", lambda rows: groups)
     qkv, seen = _given(shape)
     out = attended(qkv, seen, processors)
     assert out.dtype == torch.bfloat16 and out.transpose(1, 2).is_contiguous()
@@ -77,7 +89,40 @@ def test_blocks_that_all_see_need_not_be_said_to_be(whole: int) -> None:
     needed = torch.arange(1216, device="cuda", dtype=torch.int32)
     seen = Visibility(slots, needed, torch.full_like(seen.whole, whole), torch.full_like(seen.extent, 13))
     k[:], v[:] = k.nan_to_num(0), v.nan_to_num(0)
+    torch.cuda.synchronize()
     assert error(attended((q, k, v), seen), (q, k, v), seen) < BOUND[torch.bfloat16]
+
+
+@pytest.mark.parametrize("least", [575, 576, 600])
+def test_a_step_sees_what_it_writes_itself(least: int) -> None:
+    """Attention begins while the kernel that writes the step's own keys runs: those it must not have read before."""
+    torch.manual_seed(0)
+    length, inputs = 1216, 16
+    plan = make_plan(Layout(Grid(length, 1, 1), 0, 0), "raster", least)
+    whole, extent = _blocks_seen(*_fed_blocks(plan), 1, least)
+    slots = torch.arange(least, least + inputs, device="cuda")
+    needed = torch.arange(length, device="cuda", dtype=torch.int32)
+    needed[least + inputs :] = NOWHERE
+    numbers = (torch.tensor([number], device="cuda") for number in (whole, extent + 1))
+    seen = Visibility(slots, needed, *numbers)
+    cache = torch.randn(2, 1, 8, length, 128, device="cuda").bfloat16()
+    heads = Heads(10 * torch.randn(1, inputs, 48 * 128, device="cuda").bfloat16(), 8, 128)
+
+    def step(k: Tensor, v: Tensor) -> Tensor:
+        return attention.attend(fused.remember(heads, k, v, slots), k, v, seen)
+
+    wanted, found = cache.clone(), cache.clone()
+    fused.remember(heads, wanted[0], wanted[1], slots)
+    torch.cuda.synchronize()
+    last = step(wanted[0], wanted[1])  # which writes what is there
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(found[0], found[1])
+    for _ in range(20):
+        found.copy_(cache)
+        torch.cuda.synchronize()
+        graph.replay()
+        assert torch.equal(last, captured)
 
 
 def test_nothing_written_is_nothing_seen() -> None:
@@ -102,12 +147,10 @@ def test_it_gives_the_same_each_time_and_in_a_graph() -> None:
 
 def test_what_it_is_not_made_for_is_left_to_others() -> None:
     (q, k, v), seen = _given((1, 32, 8, 48, 1216, 128))
-    assert wide_attention.fitting(q, k, v, seen)
-    few = replace(seen, slots_S=seen.slots_S[:31])
-    assert not wide_attention.fitting(q[:, :, :31].contiguous(), k, v, few)
-    assert not wide_attention.fitting(q.transpose(1, 2).contiguous().transpose(1, 2), k, v, seen)
-    assert not wide_attention.fitting(q.half(), k.half(), v.half(), seen)
-    assert not wide_attention.fitting(
-        q[..., :64].contiguous(), k[..., :64].contiguous(), v[..., :64].contiguous(), seen
+    assert hopper_attention.fitting(q, k, v, seen)
+    assert not hopper_attention.fitting(q.transpose(1, 2).contiguous().transpose(1, 2), k, v, seen)
+    assert not hopper_attention.fitting(q.half(), k.half(), v.half(), seen)
+    assert not hopper_attention.fitting(
+        q[..., :32].contiguous(), k[..., :32].contiguous(), v[..., :32].contiguous(), seen
     )
-    assert not wide_attention.fitting(q, k, v, replace(seen, extent=seen.extent.int()))
+    assert not hopper_attention.fitting(q, k, v, replace(seen, extent=seen.extent.int()))

@@ -1,0 +1,119 @@
+"""Attention of decoding steps on Hopper GPUs (hopper_attention.cu), in bfloat16, heads of 64 or 128.
+
+It does the work of `attention.attend`'s first kernel; the parts are merged by the same second one. It begins early
+(`early`), and reads numbers of blocks, and keys and values of blocks that all see, before the kernel before it has
+ended: these must have been written before that one began.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from diagonal.engine.kernels import cuda
+from diagonal.engine.kernels.visibility import Visibility
+
+WIDTHS = (64, 128)  # of heads
+SIDE = 64  # rows of four warps
+MOST = 8  # rounds under way
+
+# Mixtures of values, their log-sum-exps, and what they are to be multiplied with; a single part has but the first.
+Parts = tuple[Tensor, Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What the kernel is compiled for; hopper_attention.cu says what the constants are."""
+
+    D: int
+    GROUPS: int
+    SPLIT: bool
+
+    @property
+    def rows(self) -> int:
+        return SIDE * self.GROUPS
+
+    @property
+    def keys(self) -> int:
+        """Of a round: as many as registers hold the scores of; few for small heads, of which there are few rounds."""
+        return 64 if self.GROUPS == 3 or self.D == SIDE else 128
+
+    @property
+    def threads(self) -> int:
+        """Those that multiply, and four warps of which one reads."""
+        return 128 * (self.GROUPS + 1)
+
+    @property
+    def _round(self) -> int:
+        """Bytes of keys and values, of who sees them, and of four barriers."""
+        return 4 * self.D * self.keys + 4 * self.keys + 32
+
+    @property
+    def stages(self) -> int:
+        return min(MOST, (cuda.SHARED - 2 * self.D * self.rows - 8) // self._round)
+
+    @property
+    def shared(self) -> int:
+        """Bytes of queries, of keys and values, and of barriers."""
+        return 2 * self.D * self.rows + self.stages * self._round + 8
+
+    @property
+    def constants(self) -> dict[str, int | str]:
+        more, less = {1: (0, 0), 2: (240, 24), 3: (160, 32)}[self.GROUPS]  # 65536 in all, of which one group has enough
+        return {
+            **{name: int(value) for name, value in asdict(self).items()},
+            "KEYS": self.keys,
+            "STAGES": self.stages,
+            "MORE": more,
+            "LESS": less,
+            "SCORE_WIDTH": f'"{self.keys}"',
+            "MIX_WIDTH": f'"{self.D}"',
+            **cuda.sums("SCORE", self.keys // 2, after=3),
+            **cuda.sums("MIX", self.D // 2, after=5),
+        }
+
+
+def groups(rows: int) -> int:
+    """Groups of 64 rows of a program: as many as leave the fewest rows empty, but several where there are several."""
+    return 1 if rows <= SIDE else min((3, 2), key=lambda count: -(-rows // (SIDE * count)) * count)
+
+
+def parts(rows: int, problems: int, processors: int) -> int:
+    """Parts that the keys are cut into: a program for every multiprocessor, at most."""
+    return max(1, processors // (-(-rows // (SIDE * groups(rows))) * problems))
+
+
+def fitting(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> bool:
+    """Whether the kernel can, and is faster than others."""
+    wanted = ((seen.slots_S, torch.int64), (seen.needed_L, torch.int32), (seen.whole, torch.int64))
+    alike = all(part.dtype == kind for part, kind in (*wanted, (seen.extent, torch.int64)))
+    return alike and cuda.suits([q_BHSD, k_BKLD, v_BKLD]) and serves(q_BHSD.shape[3], k_BKLD)
+
+
+def serves(width: int, cache: Tensor) -> bool:
+    """Whether it is for heads so wide, and for such a cache."""
+    return width in WIDTHS and cache.dtype == torch.bfloat16 and cuda.hopper(cache.device)
+
+
+def run(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, into: Parts) -> None:
+    """Mixtures of values (parts, B, S, H, D). Those of several parts are in float16 over their sizes."""
+    out, lse, sizes = into
+    batch, heads, queries, width = q_BHSD.shape
+    kv_heads, length = k_BKLD.shape[1:3]
+    rows, count = queries * (heads // kv_heads), 1 if lse is None else len(lse)
+    found = Cut(width, groups(rows), lse is not None)
+    maps = (cuda.tensor_map(part.view(-1, width), SIDE, SIDE) for part in (q_BHSD, k_BKLD, v_BKLD))
+    numbers = (queries, length, heads, kv_heads, math.log2(math.e) / math.sqrt(width))
+    given = (*maps, seen.slots_S, seen.needed_L, seen.whole, seen.extent, out, lse, sizes, *numbers)
+    grid = (-(-rows // found.rows), batch * kv_heads, count)
+    _kernel(found, q_BHSD.device).launch(grid, found.threads, found.shared, given)
+
+
+@cache
+def _kernel(found: Cut, device: torch.device) -> cuda.Kernel:
+    return cuda.compile_kernel(Path(__file__).with_suffix(".cu"), "attend", found.constants, found.shared, device)
