@@ -79,17 +79,18 @@ static float rsqrtf(float x) { return 1 / sqrtf(x); }
 static void atomicAdd(int* at, int value) { *at += value; }
 
 // What kernels say in a GPU's assembler.
-typedef unsigned pair_of_bf16;
-static float half(pair_of_bf16 v, int which) { return __uint_as_float(which ? v & 0xffff0000u : v << 16); }
+typedef unsigned short bf16_t;
+typedef unsigned pair_t;
+static float half(pair_t v, int which) { return __uint_as_float(which ? v & 0xffff0000u : v << 16); }
 static float power(float x) { return x < -126 ? 0 : exp2f(x); }
-static pair_of_bf16 greater(pair_of_bf16 a, pair_of_bf16 b) {
-  pair_of_bf16 out = 0;
+static pair_t greater(pair_t a, pair_t b) {
+  pair_t out = 0;
   for (int i = 0; i < 2; i++) out |= __float_as_uint(fmaxf(half(a, i), half(b, i))) >> 16 << 16 * i;
   return out;
 }
-static bool any_above(pair_of_bf16 a, pair_of_bf16 b) { return half(a, 0) > half(b, 0) || half(a, 1) > half(b, 1); }
-template <class T>
-static void forget(T&) {}
+static bool any_above(pair_t a, pair_t b) { return half(a, 0) > half(b, 0) || half(a, 1) > half(b, 1); }
+static void forget(pair_t&) {}
+static void await_kernel_before() {}
 
 #include KERNEL
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from diagonal.engine.kernels.early import possible
 
-HEADERS = tuple(Path(__file__).with_name(name) for name in ("hopper.cuh", "numbers.cuh"))
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("assembler.cuh", "hopper.cuh", "numbers.cuh"))
 HOPPER = (9, 0)  # whose own instructions some kernels are made of
 SHARED = 227 * 1024  # bytes of shared memory that a program may have there
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}  # as the kernels number them

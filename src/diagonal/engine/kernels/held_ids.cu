@@ -27,31 +27,11 @@ constexpr pair_t NO_PAIR = 0xff80ff80u;  // -inf twice
 constexpr float NOTHING = -200.f;        // an exponent whose weight is 0
 static_assert(WARPS <= 32 && IDS % 8 == 0 && BINS % 4 == 0, "");
 
-// 2^x, 0 where that is below 2^-126.
-__device__ __forceinline__ float power(float x) {
-  float out;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
-  return out;
-}
-// The greater ones of two pairs; of a number and what is none, the number. So what is none is never the greatest, and as it
-// is above nothing either, it has no weight.
-__device__ __forceinline__ pair_t greater(pair_t a, pair_t b) {
-  pair_t out;
-  asm("max.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
-  return out;
-}
-// Whether one of a pair is above its opposite.
-__device__ __forceinline__ bool any_above(pair_t a, pair_t b) {
-  unsigned out;
-  asm("set.gt.u32.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
-  return out != 0;
-}
-// The compiler would keep what it has computed of ids for the next time, for which there are no registers: it forgets it.
-__device__ __forceinline__ void forget(pair_t (&ids)[PAIRS]) {
+// What is no number is never the greatest (`greater`), and as it is above nothing either (`any_above`), it has no weight.
+__device__ __forceinline__ void forget_all(pair_t (&ids)[PAIRS]) {
 #pragma unroll
-  for (int i = 0; i < PAIRS; i++) asm volatile("" : "+r"(ids[i]));
+  for (int i = 0; i < PAIRS; i++) forget(ids[i]);
 }
-// End of what only a GPU's assembler knows.
 
 // In 32 bits all along: of halves the compiler would make registers of their own.
 __device__ __forceinline__ int key_of(float x) {  // cut off towards zero
@@ -146,7 +126,7 @@ __device__ __forceinline__ int crossing_key(Row& row, float top_p, float normal,
   int left = max(row.key_at(NOTHING) - 1, NO_KEY + 1), right = row.top;
   const pair_t least = bits_of(left) * 0x10001u;
   float sums[3] = {0.f, 0.f, 0.f};  // of weights, and of exponents and their squares times weights
-  forget(row.ids);
+  forget_all(row.ids);
 #pragma unroll
   for (int i = 0; i < PAIRS; i++) {
     row.ids[i] = greater(row.ids[i], least);
@@ -180,7 +160,7 @@ __device__ __forceinline__ int crossing_key(Row& row, float top_p, float normal,
     const int sign = upper < 0 ? 1 : -1;  // of one sign, bits are as good as keys; bits of -0 are made those of 0
     int* const zero = shared.bins - sign * (int)bits_of(upper);
     float above[1] = {0.f};
-    forget(row.ids);
+    forget_all(row.ids);
 #pragma unroll
     for (int i = 0; i < PAIRS; i++)
       if (any_above(row.ids[i], bound)) {
@@ -213,7 +193,7 @@ __device__ __forceinline__ int walk(Row& row, int floor, float part, Shared& sha
   const pair_t bound = bits_of(floor) * 0x10001u;
   const float lowest = number(floor);
   float piece[PIECES], own = 0.f;
-  forget(row.ids);
+  forget_all(row.ids);
 #pragma unroll
   for (int p = 0; p < PIECES; p++) {
     piece[p] = 0.f;
@@ -267,7 +247,7 @@ draw(const bf16_t* logits, const long long* lows, const long long* highs, const 
   if (TOP_P)
     for (int four = thread; four < BINS / 4; four += THREADS) ((uint4*)shared.bins)[four] = uint4{0, 0, 0, 0};
   const float normal = TOP_P ? quantile(top_p) : 0.f;
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  await_kernel_before();
   const int batch = blockIdx.x / inputs;
   const long long place = positions ? positions[blockIdx.x % inputs] : blockIdx.x % inputs;
 

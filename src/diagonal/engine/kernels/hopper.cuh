@@ -14,6 +14,9 @@ __device__ __forceinline__ unsigned address(const void* p) { return (unsigned)__
 __device__ __forceinline__ void init(unsigned barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
+__device__ __forceinline__ void barriers_made() {  // all threads of a cluster may use them once they have met
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 __device__ __forceinline__ void expect(unsigned barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -36,6 +39,9 @@ __device__ __forceinline__ void copy(unsigned to, const void* from, int bytes, u
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
+__device__ __forceinline__ void meet_cluster() {  // all threads of its programs
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
+}
 __device__ __forceinline__ unsigned at_other(unsigned at, int program) {  // the same place of another program
   unsigned there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(program));
@@ -55,3 +61,28 @@ __device__ __forceinline__ void settled(float (&s)[N]) {  // what the tensor cor
 #pragma unroll
   for (int i = 0; i < N; i++) asm volatile("" : "+f"(s[i])::"memory");
 }
+
+// Products of four warps, which run on while these go on: 64 rows of sums s, s += a b^T, or s = a b^T where `on` is 0. How many
+// sums a thread has must be said in words: WIDTH "128" for 64 of them, NAMES "%0, %1, ...", SUMS "+f"(s[0]), ..., and the names
+// of what follows them.
+#define MULTIPLY(s, a, b, on, WIDTH, NAMES, SUMS, A, B, ON)                                                        \
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " ON ", 0;\n wgmma.mma_async.sync.aligned.m64n" WIDTH           \
+               "k16.f32.bf16.bf16 {" NAMES "}, " A ", " B ", p, 1, 1, 0, 0;\n}"                                     \
+               : SUMS                                                                                              \
+               : "l"(a), "l"(b), "r"(on))
+// The same with a in registers, four of each thread, and b's rows for its columns: s += a b.
+#define MIX(s, a, b, WIDTH, NAMES, SUMS, A0, A1, A2, A3, B)                                                        \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" WIDTH "k16.f32.bf16.bf16 {" NAMES "}, {" A0 ", " A1 ", " A2 ", " A3 \
+               "}, " B ", 1, 1, 1, 1;"                                                                             \
+               : SUMS                                                                                              \
+               : "r"((a)[0]), "r"((a)[1]), "r"((a)[2]), "r"((a)[3]), "l"(b))
+__device__ __forceinline__ void before_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void asked_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT>  // of what was asked for last
+__device__ __forceinline__ void await_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+template <int COUNT>
+__device__ __forceinline__ void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT>
+__device__ __forceinline__ void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }

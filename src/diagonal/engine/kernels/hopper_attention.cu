@@ -19,28 +19,12 @@ constexpr int NOWHERE = 0x7fffffff;
 constexpr unsigned ALL = 0xffffffffu;
 
 __device__ __forceinline__ void score(float (&s)[KEYS / 2], u64 q, u64 k, int on) {  // s = q k^T [+ s]
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " SCORE_2 ", 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n" SCORE_WIDTH "k16.f32.bf16.bf16 {" SCORE_NAMES "}, " SCORE_0 ", " SCORE_1
-               ", p, 1, 1, 0, 0;\n}"
-               : SCORE_SUMS
-               : "l"(q), "l"(k), "r"(on));
+  MULTIPLY(s, q, k, on, SCORE_WIDTH, SCORE_NAMES, SCORE_SUMS, SCORE_0, SCORE_1, SCORE_2);
 }
 __device__ __forceinline__ void mix(float (&s)[D / 2], const pair_t* p, u64 v) {  // s += p v
-  asm volatile("wgmma.mma_async.sync.aligned.m64n" MIX_WIDTH "k16.f32.bf16.bf16 {" MIX_NAMES "}, {" MIX_0 ", " MIX_1 ", " MIX_2
-               ", " MIX_3 "}, " MIX_4 ", 1, 1, 1, 1;"
-               : MIX_SUMS
-               : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v));
+  MIX(s, p, v, MIX_WIDTH, MIX_NAMES, MIX_SUMS, MIX_0, MIX_1, MIX_2, MIX_3, MIX_4);
 }
-__device__ __forceinline__ pair_t pack_halves(float lo, float hi) {
-  pair_t out;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(hi), "f"(lo));
-  return out;
-}
-__device__ __forceinline__ float power(float v) {
-  float out;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(v));
-  return out;
-}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __grid_constant__ Map v,
        const long long* slots, const int* needed, const long long* whole, const long long* extent, bf16_t* out, float* lse,
@@ -58,7 +42,7 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
       init(k_full + 8 * s, 1), init(k_empty + 8 * s, MULTIPLYING / 32);
       init(v_full + 8 * s, 1), init(v_empty + 8 * s, MULTIPLYING / 32);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barriers_made();
   }
   __syncthreads();
 
@@ -71,7 +55,7 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
 
   if (group == GROUPS) {
 #if MORE
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LESS));
+    fewer_registers<LESS>();
 #endif
     if (threadIdx.x == MULTIPLYING) {
       auto blocks = [&](unsigned to, const Map* map, int round, unsigned barrier) {
@@ -99,7 +83,7 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
       const int ahead = min(STAGES, plain_count);
 #pragma unroll 1
       for (int n = 0; n < ahead; n++) ask(n);
-      asm volatile("griddepcontrol.wait;" ::: "memory");
+      await_kernel_before();
       expect(q_full, Q_BYTES);
       for (int c = 0; c < HALVES; c++)
         for (int g = 0; g < GROUPS; g++)
@@ -109,10 +93,10 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
     }
     return;
   }
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  await_kernel_before();
 
 #if MORE
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MORE));
+  more_registers<MORE>();
 #endif
   // A thread has two rows, eight apart.
   const int row = first + group * 64 + warp * 16 + lane / 4, all = shared_by * queries;
@@ -127,23 +111,23 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
   auto ask_scores = [&](int n) {
     const int stage = n % STAGES;
     await(k_full + 8 * stage, n / STAGES & 1);
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    before_products();
 #pragma unroll
     for (int c = 0; c < HALVES; c++)
 #pragma unroll
       for (int i = 0; i < HALF / 16; i++)
         score(s, place(qs + (group * HALVES + c) * 64 * 128) + 2 * i, place(ks + stage * KV_BYTES + c * KEYS * 128) + 2 * i,
               c > 0 || i > 0);
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asked_products();
   };
   auto ask_mixture = [&](int n) {
     const int stage = n % STAGES;
     await(v_full + 8 * stage, n / STAGES & 1);
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    before_products();
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++)
       mix(mixed, weights + i * 4, place(vs + stage * KV_BYTES + i * 16 * 128, KEYS * 128));
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asked_products();
   };
   float decay[2];
   auto soften = [&](int n) {  // scores become weights
@@ -198,23 +182,23 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
   await(q_full, 0);
   if (count > 0) {
     ask_scores(0);
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    await_products<0>();
     soften(0);
     hand_over();
 #pragma unroll 1
     for (int n = 1; n < count; n++) {
       ask_scores(n);
       ask_mixture(n - 1);
-      asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the scores are there
+      await_products<1>();  // the scores are there
       soften(n);
       settled(s);  // not later
-      asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+      await_products<0>();
       settled(mixed);
       if (lane == 0) arrive(v_empty + 8 * ((n - 1) % STAGES));
       hand_over();
     }
     ask_mixture(count - 1);
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    await_products<0>();
     settled(mixed);
   }
 

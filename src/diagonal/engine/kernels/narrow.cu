@@ -29,22 +29,6 @@ constexpr int SHARES = THREADS >= 2 * OUTPUTS ? 2 : 1;  // threads that add up o
 static_assert(DEPTH * 32 * WARPS == K && WARPS % SHARES == 0 && OUTPUTS <= THREADS, "");
 static_assert(ACT != 3 || (A_HEAD * WIDE == HEAD && !ADD), "");
 
-__device__ __forceinline__ uint4 weights(const bf16_t* p) {  // read once: not worth a place in the first cache
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-  return v;
-}
-__device__ __forceinline__ uint4 written(const bf16_t* p) {  // by the kernel before: never ahead of the wait
-  uint4 v;
-  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-  return v;
-}
-__device__ __forceinline__ void mma(float* c, pair_t a0, pair_t a1, pair_t a2, pair_t a3, pair_t b0, pair_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 #if NORM
 // The sum of each token's row: of a lane's numbers, then of lanes, then of warps.
 __device__ __forceinline__ void sum_rows(float (&sums)[HALVES], float (*shared)[TOKENS], int warp, int lane) {
@@ -73,7 +57,7 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
   extern __shared__ float parts[];  // [2][WARPS][TOKENS][LINE]
   // The next kernel may begin as soon as it finds room. Not so attention, which comes after heads, if it has many small
   // programs: they would crowd on the processors that are free first.
-  if (ACT != 3 || CALL) asm volatile("griddepcontrol.launch_dependents;");
+  if (ACT != 3 || CALL) call_next();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = warp * SPAN + lane % 4 * 8;
 
   uint4 weight[TILES][DEPTH];
@@ -87,11 +71,11 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
       }
       const bf16_t* from = w + (size_t)min(row, rows - 1) * K + column;
 #pragma unroll
-      for (int i = 0; i < DEPTH; i++) weight[n][i] = weights(from + 32 * i);
+      for (int i = 0; i < DEPTH; i++) weight[n][i] = read_once(from + 32 * i);
     }
   };
   ask(blockIdx.x);
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  await_kernel_before();
 
   const bf16_t* from[HALVES];  // tokens beyond the last are read as the last, and nobody looks at their outputs
 #pragma unroll
@@ -103,7 +87,7 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
 #pragma unroll
   for (int i = 0; i < DEPTH; i++)
 #pragma unroll
-    for (int h = 0; h < HALVES; h++) normed[i][h] = written(from[h] + 32 * i);
+    for (int h = 0; h < HALVES; h++) normed[i][h] = read_written(from[h] + 32 * i);
   float mean[HALVES] = {}, scale[HALVES] = {};
   auto each = [&](auto change) {
 #pragma unroll
@@ -113,7 +97,7 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
 #pragma unroll
         for (int e = 0; e < 4; e++) {
           pair_t& v = ((pair_t*)&normed[i][h])[e];
-          asm volatile("" : "+r"(v));  // or the compiler would keep what it unpacked, in twice the registers
+          forget(v);  // or the compiler would keep what it unpacked, in twice the registers
           change(i, h, e, v);
         }
   };
@@ -175,7 +159,7 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
 #if NORM
       for (int h = 0; h < HALVES; h++) read[h] = normed[i][h];
 #else
-      for (int h = 0; h < HALVES; h++) read[h] = written(from[h] + 32 * i);
+      for (int h = 0; h < HALVES; h++) read[h] = read_written(from[h] + 32 * i);
 #endif
 #pragma unroll
       for (int n = 0; n < TILES; n++)

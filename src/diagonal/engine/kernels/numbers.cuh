@@ -1,15 +1,9 @@
 // bfloat16 by its bits, and what products end with, for the kernels in CUDA C++.
 
-typedef unsigned short bf16_t;
-typedef unsigned int pair_t;  // two of them
+#include "assembler.cuh"
 
 __device__ __forceinline__ float low(pair_t v) { return __uint_as_float(v << 16); }
 __device__ __forceinline__ float high(pair_t v) { return __uint_as_float(v & 0xffff0000u); }
-__device__ __forceinline__ pair_t pack(float lo, float hi) {
-  pair_t out;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(hi), "f"(lo));
-  return out;
-}
 __device__ __forceinline__ float rounded(float v) { return low(pack(v, 0.f)); }
 
 // Of sums that are rounded first, as products of their own would be.

@@ -27,11 +27,7 @@ constexpr int OWN = HELD / SPLIT, MAIL = SPLIT == 2 ? MULTIPLYING * OWN * 4 : 0;
 static_assert(TOKENS % 8 == 0 && TOKENS <= 64 && MADE % 8 == 0 && (ACT != 1 || SPLIT == 1) && W_STAGES * W_BYTES >= 8192, "");
 
 __device__ __forceinline__ void multiply(float (&s)[HELD], u64 a, u64 b, int on) {  // s = a b^T [+ s]
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " SUM_2 ", 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n" WIDTH "k16.f32.bf16.bf16 {" SUM_NAMES "}, " SUM_0 ", " SUM_1
-               ", p, 1, 1, 0, 0;\n}"
-               : SUM_SUMS
-               : "l"(a), "l"(b), "r"(on));
+  MULTIPLY(s, a, b, on, WIDTH, SUM_NAMES, SUM_SUMS, SUM_0, SUM_1, SUM_2);
 }
 
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREADS, 1)
@@ -43,16 +39,16 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
   const unsigned x_full = w_empty + 8 * W_STAGES, x_empty = x_full + 8 * X_STAGES;
   const int part = blockIdx.x % SPLIT, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int width = ACT == 1 ? rows / 2 : rows, first = blockIdx.x / SPLIT * MADE * SPLIT, begin = part * blocks * SPAN;
-  asm volatile("griddepcontrol.launch_dependents;");
+  call_next();
   if (threadIdx.x == 0) {
     for (int s = 0; s < W_STAGES; s++) init(w_full + 8 * s, 1), init(w_empty + 8 * s, MULTIPLYING / 32);
     for (int s = 0; s < X_STAGES; s++) init(x_full + 8 * s, 1), init(x_empty + 8 * s, MULTIPLYING / 32);
     init(mailed, 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barriers_made();
     if (SPLIT == 2) expect(mailed, MAIL);
   }
   if (SPLIT == 2)
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
+    meet_cluster();
   else
     __syncthreads();
 
@@ -75,7 +71,7 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
   }
   if (warp == MULTIPLYING / 32 + 1) {
     if (lane == 0) {
-      asm volatile("griddepcontrol.wait;" ::: "memory");
+      await_kernel_before();
 #pragma unroll 1
       for (int n = 0; n < blocks; n++) {
         const int s = n % X_STAGES;
@@ -89,7 +85,7 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
     return;
   }
 
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  await_kernel_before();
   const int token = warp * 16 + lane / 4;
   const int column = first + part * MADE + lane % 4 * 2;
   pair_t before[2][ADD ? MADE / 8 : 1];
@@ -107,7 +103,7 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
     const int s = n % W_STAGES, t = n % X_STAGES;
     await(w_full + 8 * s, n / W_STAGES & 1);
     await(x_full + 8 * t, n / X_STAGES & 1);
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    before_products();
     // Beyond the last token lie other numbers: they make sums that nobody looks at.
     const u64 a = place(xs + t * X_BYTES), b = place(ws + s * W_BYTES);
 #pragma unroll
@@ -115,11 +111,11 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
 #pragma unroll
       for (int k = 0; k < DEEP / 16; k++)
         multiply(sum, a + (i * X_UNIT >> 4) + 2 * k, b + (i * W_UNIT >> 4) + 2 * k, n > 0 || i > 0 || k > 0);
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the block before is done
+    asked_products();
+    await_products<1>();  // the block before is done
     if (n > 0 && lane == 0) arrive(w_empty + 8 * ((n - 1) % W_STAGES)), arrive(x_empty + 8 * ((n - 1) % X_STAGES));
   }
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  await_products<0>();
   settled(sum);
 
   if (SPLIT == 2) {

@@ -22,17 +22,8 @@ constexpr int MAIL = SPLIT == 2 ? MULTIPLYING * BLOCKS * OWN * 4 : 0;
 constexpr int OUTPUTS = GROUPS * (ACT == 1 ? 1 : BLOCKS) * SIDE;  // outputs of a token
 static_assert(TOKENS % 16 == 0 && (ACT != 1 || (SPLIT == 1 && BLOCKS == 2)), "");
 
-__device__ __forceinline__ pair_t turned(pair_t v) {  // 8 x 8 numbers of a warp, rows for columns
-  pair_t out;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(v));
-  return out;
-}
 __device__ __forceinline__ void multiply(float (&s)[HELD], u64 a, u64 b, int on) {  // s = a b^T [+ s]
-  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " SUM_2 ", 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n" WIDTH "k16.f32.bf16.bf16 {" SUM_NAMES "}, " SUM_0 ", " SUM_1
-               ", p, 1, 1, 0, 0;\n}"
-               : SUM_SUMS
-               : "l"(a), "l"(b), "r"(on));
+  MULTIPLY(s, a, b, on, WIDTH, SUM_NAMES, SUM_SUMS, SUM_0, SUM_1, SUM_2);
 }
 
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREADS, 1)
@@ -44,16 +35,16 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
   const unsigned x_full = w_empty + 8 * W_STAGES, x_empty = x_full + 8 * X_STAGES;
   const int part = blockIdx.x % SPLIT, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int width = ACT == 1 ? rows / 2 : rows, first = blockIdx.x / SPLIT * OUTPUTS, begin = part * blocks * SPAN;
-  asm volatile("griddepcontrol.launch_dependents;");
+  call_next();
   if (threadIdx.x == 0) {
     for (int s = 0; s < W_STAGES; s++) init(w_full + 8 * s, 1), init(w_empty + 8 * s, MULTIPLYING / 32);
     for (int s = 0; s < X_STAGES; s++) init(x_full + 8 * s, 1), init(x_empty + 8 * s, MULTIPLYING / 32);
     init(mailed, 1);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barriers_made();
     if (SPLIT == 2) expect(mailed, MAIL);
   }
   if (SPLIT == 2)
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
+    meet_cluster();
   else
     __syncthreads();
 
@@ -77,7 +68,7 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
   }
   if (warp == MULTIPLYING / 32 + 1) {
     if (lane == 0) {
-      asm volatile("griddepcontrol.wait;" ::: "memory");
+      await_kernel_before();
 #pragma unroll 1
       for (int n = 0; n < blocks; n++) {
         const int s = n % X_STAGES;
@@ -91,7 +82,7 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
     return;
   }
 
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  await_kernel_before();
   // A thread's sums are of two rows, eight apart, and of two tokens side by side; turned, of a token and two rows.
   constexpr int FINISHED = ACT == 1 ? 1 : BLOCKS;
   const int group = warp / 4, own_row = first + group * FINISHED * SIDE + warp % 4 * 16;
@@ -117,7 +108,7 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
     const int s = n % W_STAGES, t = n % X_STAGES;
     await(w_full + 8 * s, n / W_STAGES & 1);
     await(x_full + 8 * t, n / X_STAGES & 1);
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    before_products();
 #pragma unroll
     for (int i = 0; i < SPAN; i++)
 #pragma unroll
@@ -126,11 +117,11 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
         for (int b = 0; b < BLOCKS; b++)
           multiply(sum[b], place(ws + s * W_BYTES + i * W_UNIT + (group * BLOCKS + b) * BLOCK_BYTES) + 2 * k,
                    place(xs + t * X_BYTES + i * X_UNIT) + 2 * k, n > 0 || i > 0 || k > 0);
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the block before is done
+    asked_products();
+    await_products<1>();  // the block before is done
     if (n > 0 && lane == 0) arrive(w_empty + 8 * ((n - 1) % W_STAGES)), arrive(x_empty + 8 * ((n - 1) % X_STAGES));
   }
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+  await_products<0>();
 #pragma unroll
   for (int b = 0; b < BLOCKS; b++) settled(sum[b]);
 
