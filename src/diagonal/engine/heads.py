@@ -29,7 +29,8 @@ class Heads:
     """H heads of queries, then K of keys, then K of values, D wide each, are the channels of `source`, which may be a
     product that is still to be made.
 
-    `rope` turns the pairs (x[i], x[i + D/2]) of queries and keys; None leaves them as they are.
+    `rope` turns the pairs (x[i], x[i + D/2]) of queries and keys; None leaves them as they are. `then` are weights that
+    are read next: a kernel may fetch them.
     """
 
     source: Tensor | Pending
@@ -37,6 +38,7 @@ class Heads:
     head_dim: int
     rope: Rope | None = None
     norm: HeadNorm | None = None
+    then: tuple[Tensor, ...] = ()
 
     @property
     def given(self) -> Tensor:

@@ -30,16 +30,17 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """f(norm(x) W^T + bias), or that onto a residual."""
+    """f(norm(x) W^T + bias), or that onto a residual. `then`: weights that are read next, for the kernel to fetch."""
 
     weight_NK: Tensor
     bias_N: Tensor | None = None
     norm: Norm | None = None
     act: Activation = None
     residual: Tensor | None = None
+    then: Tensor | None = None
 
     def parts(self) -> list[Tensor]:
-        """All its tensors."""
+        """All tensors that it is made of."""
         norm = () if self.norm is None else (self.norm.weight, self.norm.bias)
         return [part for part in (self.weight_NK, self.bias_N, self.residual, *norm) if part is not None]
 

@@ -149,10 +149,11 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.eps)
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
-    def forward(self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory) -> Tensor:
+    def forward(self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory, then: Tensor) -> Tensor:
         of_heads = HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        heads = Heads(norm_linear_later(norm, self.qkv, x_BSM), self.kv_heads, self.head_dim, rope, of_heads)
-        return add_linear(x_BSM, self.out, memory.attend_heads(heads))
+        qkv, weights = norm_linear_later(norm, self.qkv, x_BSM), (self.out.weight, then)
+        heads = Heads(qkv, self.kv_heads, self.head_dim, rope, of_heads, weights)
+        return add_linear(x_BSM, self.out, memory.attend_heads(heads), then)
 
 
 class TextAttention(nn.Module):
@@ -180,7 +181,8 @@ class TextAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm self-attention, text attention where the model has text, and feed-forward."""
+    """Pre-norm self-attention, text attention where the model has text, and feed-forward. After it, weights `then` are
+    read."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -197,12 +199,14 @@ class Block(nn.Module):
         x_BSM: Tensor,
         rope: Rope,
         memory: TokenLayerMemory,
+        then: Tensor,
         text: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        h = self.attention(x_BSM, self.attention_norm, rope, memory)
+        first = self.mlp.gate_up.weight if text is None else self.text_attention.q.weight
+        h = self.attention(x_BSM, self.attention_norm, rope, memory, first)
         if text is not None:
             h = self.text_attention(h, self.text_norm, text)
-        out: Tensor = self.mlp(h, self.mlp_norm)
+        out: Tensor = self.mlp(h, self.mlp_norm, then)
         return out
 
 
@@ -261,10 +265,12 @@ class Cosmos(nn.Module):
         """Logits. Without `text` (from `context`) the text layers add nothing, as with a text of zeros only."""
         x_BSM = look_up(self.embed, tokens_BS)
         cos, sin, *tables = memory.by_slot(self._positions, slots_S)
+        then = [*(block.get_parameter("attention.qkv.weight") for block in self.blocks[1:]), self.head.weight]
         for index, block in enumerate(self.blocks):
             for table_SM in tables:
                 x_BSM = x_BSM + table_SM
-            x_BSM = block(x_BSM, (cos, sin), memory.layer(index), None if text is None else text[index])
+            own = None if text is None else text[index]
+            x_BSM = block(x_BSM, (cos, sin), memory.layer(index), then[index], own)
         if keep is not None:
             x_BSM = x_BSM[:, keep]
         return norm_linear(self.norm, self.head, x_BSM)

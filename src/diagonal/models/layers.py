@@ -43,15 +43,16 @@ class LayerNorm(nn.LayerNorm):
 
 
 class SwiGLU(nn.Module):
-    """x + down(silu(gate h) * up h) with h = norm(x), and gate and up in one matrix."""
+    """x + down(silu(gate h) * up h) with h = norm(x), and gate and up in one matrix. Weights `then` are read next."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
 
-    def forward(self, x_BSM: Tensor, norm: RMSNorm) -> Tensor:
-        return add_linear(x_BSM, self.down, norm_linear(norm, self.gate_up, x_BSM, "silu"))
+    def forward(self, x_BSM: Tensor, norm: RMSNorm, then: Tensor | None = None) -> Tensor:
+        hidden = norm_linear(norm, self.gate_up, x_BSM, "silu", self.down.weight)
+        return add_linear(x_BSM, self.down, hidden, then)
 
 
 class ScaledRows(nn.Module):
@@ -96,11 +97,17 @@ class Fp8Linear(ScaledRows):
         return ops(x).fp8_linear(x, self.weight, self.scale, self.bias, residual)
 
 
-def norm_linear(norm: RMSNorm | LayerNorm, linear: nn.Linear | ScaledRows, x: Tensor, act: Activation = None) -> Tensor:
-    """f(linear(norm(x))): one kernel where there is one for it."""
+def norm_linear(
+    norm: RMSNorm | LayerNorm,
+    linear: nn.Linear | ScaledRows,
+    x: Tensor,
+    act: Activation = None,
+    then: Tensor | None = None,
+) -> Tensor:
+    """f(linear(norm(x))): one kernel where there is one for it, which may fetch weights `then` that are read next."""
     if isinstance(linear, ScaledRows):
         return activated(linear(norm(x)), act)
-    return product(x, Product(linear.weight, linear.bias, norm.spec, act))
+    return product(x, Product(linear.weight, linear.bias, norm.spec, act, then=then))
 
 
 def norm_linear_later(norm: RMSNorm | LayerNorm, linear: nn.Linear | ScaledRows, x: Tensor) -> Tensor | Pending:
@@ -116,12 +123,13 @@ def look_up(embedding: nn.Embedding, ids: Tensor) -> Tensor:
     return rows
 
 
-def add_linear(residual: Tensor, linear: nn.Linear | ScaledRows, x: Tensor) -> Tensor:
-    """residual + linear(x). Where kernels run the residual is then gone: the product is added onto it."""
+def add_linear(residual: Tensor, linear: nn.Linear | ScaledRows, x: Tensor, then: Tensor | None = None) -> Tensor:
+    """residual + linear(x). Where kernels run the residual is then gone: the product is added onto it. The kernel may
+    fetch weights `then` that are read next."""
     if isinstance(linear, ScaledRows):
         out: Tensor = linear(x, residual)
         return out
-    return product(x, Product(linear.weight, linear.bias, residual=residual))
+    return product(x, Product(linear.weight, linear.bias, residual=residual, then=then))
 
 
 def frequencies(width: int, theta: float, device: torch.device) -> Tensor:

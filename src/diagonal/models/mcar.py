@@ -60,13 +60,14 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=False)
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
-    def forward(self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory) -> Tensor:
-        heads = Heads(norm_linear_later(norm, self.qkv, x_BSM), self.kv_heads, self.head_dim, rope)
-        return add_linear(x_BSM, self.out, memory.attend_heads(heads))
+    def forward(self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory, then: Tensor) -> Tensor:
+        qkv, weights = norm_linear_later(norm, self.qkv, x_BSM), (self.out.weight, then)
+        heads = Heads(qkv, self.kv_heads, self.head_dim, rope, then=weights)
+        return add_linear(x_BSM, self.out, memory.attend_heads(heads), then)
 
 
 class Block(nn.Module):
-    """Pre-norm attention, then pre-norm feed-forward."""
+    """Pre-norm attention, then pre-norm feed-forward. After it, weights `then` are read."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -75,9 +76,9 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(config.width, config.eps)
         self.mlp = SwiGLU(config.width, config.mlp)
 
-    def forward(self, x_BSM: Tensor, rope: Rope, memory: TokenLayerMemory) -> Tensor:
-        h = self.attention(x_BSM, self.attention_norm, rope, memory)
-        out: Tensor = self.mlp(h, self.mlp_norm)
+    def forward(self, x_BSM: Tensor, rope: Rope, memory: TokenLayerMemory, then: Tensor) -> Tensor:
+        h = self.attention(x_BSM, self.attention_norm, rope, memory, self.mlp.gate_up.weight)
+        out: Tensor = self.mlp(h, self.mlp_norm, then)
         return out
 
 
@@ -125,8 +126,9 @@ class MCAR(nn.Module):
     def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: TokenMemory, keep: Tensor | None = None) -> Tensor:
         x_BSM = look_up(self.embed, tokens_BS)
         rope = memory.by_slot(self._rope, slots_S)
+        then = [*(block.get_parameter("attention.qkv.weight") for block in self.blocks[1:]), self.head.weight]
         for index, block in enumerate(self.blocks):
-            x_BSM = block(x_BSM, rope, memory.layer(index))
+            x_BSM = block(x_BSM, rope, memory.layer(index), then[index])
         if keep is not None:
             x_BSM = x_BSM[:, keep]
         return norm_linear(self.norm, self.head, x_BSM)

@@ -119,9 +119,10 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.width, 3 * config.width, bias=config.bias)
         self.c_proj = nn.Linear(config.width, config.width, bias=config.bias)
 
-    def forward(self, x_BSM: Tensor, norm: LayerNorm, memory: TokenLayerMemory) -> Tensor:
-        heads = Heads(norm_linear_later(norm, self.c_attn, x_BSM), self.heads, self.head_dim)
-        return add_linear(x_BSM, self.c_proj, memory.attend_heads(heads))
+    def forward(self, x_BSM: Tensor, norm: LayerNorm, memory: TokenLayerMemory, then: Tensor) -> Tensor:
+        qkv, weights = norm_linear_later(norm, self.c_attn, x_BSM), (self.c_proj.weight, then)
+        heads = Heads(qkv, self.heads, self.head_dim, then=weights)
+        return add_linear(x_BSM, self.c_proj, memory.attend_heads(heads), then)
 
 
 class FeedForward(nn.Module):
@@ -132,12 +133,12 @@ class FeedForward(nn.Module):
         self.c_fc = nn.Linear(config.width, 4 * config.width, bias=config.bias)
         self.c_proj = nn.Linear(4 * config.width, config.width, bias=config.bias)
 
-    def forward(self, x_BSM: Tensor, norm: LayerNorm) -> Tensor:
-        return add_linear(x_BSM, self.c_proj, norm_linear(norm, self.c_fc, x_BSM, "gelu"))
+    def forward(self, x_BSM: Tensor, norm: LayerNorm, then: Tensor) -> Tensor:
+        return add_linear(x_BSM, self.c_proj, norm_linear(norm, self.c_fc, x_BSM, "gelu", self.c_proj.weight), then)
 
 
 class Block(nn.Module):
-    """Pre-norm attention, then pre-norm feed-forward."""
+    """Pre-norm attention, then pre-norm feed-forward. After it, weights `then` are read."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -146,9 +147,9 @@ class Block(nn.Module):
         self.ln_2 = _norm(config, affine=config.version == 1)
         self.mlp = FeedForward(config)
 
-    def forward(self, x_BSM: Tensor, memory: TokenLayerMemory) -> Tensor:
-        h = self.attn(x_BSM, self.ln_1, memory)
-        out: Tensor = self.mlp(h, self.ln_2)
+    def forward(self, x_BSM: Tensor, memory: TokenLayerMemory, then: Tensor) -> Tensor:
+        h = self.attn(x_BSM, self.ln_1, memory, self.mlp.c_fc.weight)
+        out: Tensor = self.mlp(h, self.ln_2, then)
         return out
 
 
@@ -179,8 +180,9 @@ class WHAM(nn.Module):
 
     def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: TokenMemory, keep: Tensor | None = None) -> Tensor:
         x_BSM = look_up(self.wte, tokens_BS) + look_up(self.wpe, slots_S)
+        then = [*(block.get_parameter("attn.c_attn.weight") for block in self.blocks[1:]), self.wte.weight]
         for index, block in enumerate(self.blocks):
-            x_BSM = block(x_BSM, memory.layer(index))
+            x_BSM = block(x_BSM, memory.layer(index), then[index])
         if keep is not None:
             x_BSM = x_BSM[:, keep]
         return product(x_BSM, Product(self.wte.weight, norm=self.ln_f.spec))

@@ -64,12 +64,20 @@ def tiles(q_BHSD: Tensor, k_BKLD: Tensor, processors: int) -> Tiles:
     return Tiles(rows, keys=16 if exact else BLOCK, parts=max(1, min(parts, MAX_PARTS, blocks)))
 
 
-def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, processors: int | None = None) -> Tensor:
+def attend(
+    q_BHSD: Tensor,
+    k_BKLD: Tensor,
+    v_BKLD: Tensor,
+    seen: Visibility,
+    then: tuple[Tensor, ...] = (),
+    processors: int | None = None,
+) -> Tensor:
     """softmax(q k^T / sqrt(D)) v over what each query sees, (B, H, S, D); zeros for a query that sees nothing.
 
     Query head h reads key head h // (H // K). The cache is contiguous and of the queries' dtype; the queries may be a
-    view. The result is a view of (B, S, H, D), ready for the output projection. `processors` is the GPU's number of
-    streaming multiprocessors, asked of torch where it is not given.
+    view. The result is a view of (B, S, H, D), ready for the output projection. Of `then`, up to two weights that are
+    read next, the first may be fetched meanwhile. `processors` is the GPU's number of streaming multiprocessors, asked
+    of torch where it is not given.
     """
     _check(q_BHSD, k_BKLD, v_BKLD, seen)
     if processors is None:
@@ -86,7 +94,7 @@ def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, pro
         lse = parts.new_empty(parts.shape[:-1], dtype=torch.float32)
         sizes = torch.empty_like(lse) if wide else None
     if wide:
-        hopper_attention.run(q_BHSD, k_BKLD, v_BKLD, seen, (parts, lse, sizes))
+        hopper_attention.run(q_BHSD, (k_BKLD, v_BKLD), seen, (parts, lse, sizes), then)
     else:
         _attend(q_BHSD, k_BKLD, v_BKLD, seen, cut, (parts, lse))
     if lse is not None:

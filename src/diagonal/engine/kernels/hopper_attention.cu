@@ -28,7 +28,8 @@ __device__ __forceinline__ void mix(float (&s)[D / 2], const pair_t* p, u64 v) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __grid_constant__ Map v,
        const long long* slots, const int* needed, const long long* whole, const long long* extent, bf16_t* out, float* lse,
-       float* sizes, int queries, int length, int heads, int kv_heads, float scale) {
+       float* sizes, int queries, int length, int heads, int kv_heads, float scale,
+       const __grid_constant__ Ahead next, const __grid_constant__ Ahead after_next) {
   extern __shared__ __align__(1024) char memory[];
   const unsigned qs = address(memory), ks = qs + Q_BYTES, vs = ks + STAGES * KV_BYTES, ns = vs + STAGES * KV_BYTES;
   const unsigned q_full = ns + STAGES * KEYS * 4, k_full = q_full + 8, k_empty = k_full + 8 * STAGES, v_full = k_empty + 8 * STAGES;
@@ -57,7 +58,7 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
 #if MORE
     fewer_registers<LESS>();
 #endif
-    if (threadIdx.x == MULTIPLYING) {
+    if (warp == 0) {
       auto blocks = [&](unsigned to, const Map* map, int round, unsigned barrier) {
         for (int b = 0; b < ROUND; b++) {
           // Behind the last block that is written lies anything: nobody sees it, but it might not be finite.
@@ -81,15 +82,23 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
         blocks(vs + s * KV_BYTES, &v, round, v_full + 8 * s);
       };
       const int ahead = min(STAGES, plain_count);
+      if (lane == 0) {
 #pragma unroll 1
-      for (int n = 0; n < ahead; n++) ask(n);
-      await_kernel_before();
-      expect(q_full, Q_BYTES);
-      for (int c = 0; c < HALVES; c++)
-        for (int g = 0; g < GROUPS; g++)
-          fetch(qs + (g * HALVES + c) * 64 * 128, &q, c * HALF, problem * shared_by * queries + first + g * 64, q_full, USUAL);
+        for (int n = 0; n < ahead; n++) ask(n);
+        await_kernel_before();
+        expect(q_full, Q_BYTES);
+        for (int c = 0; c < HALVES; c++)
+          for (int g = 0; g < GROUPS; g++)
+            fetch(qs + (g * HALVES + c) * 64 * 128, &q, c * HALF, problem * shared_by * queries + first + g * 64, q_full,
+                  USUAL);
 #pragma unroll 1
-      for (int n = ahead; n < count; n++) ask(n);
+        for (int n = ahead; n < count; n++) ask(n);
+      }
+      __syncwarp();
+      const int program = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+      const int thread = program * 32 + lane, threads = gridDim.x * gridDim.y * gridDim.z * 32;
+      fetch_ahead(next, thread, threads);
+      fetch_ahead(after_next, thread, threads);
     }
     return;
   }

@@ -21,6 +21,7 @@ from diagonal.engine.kernels.visibility import Visibility
 WIDTHS = (64, 128)  # of heads
 SIDE = 64  # rows of four warps
 MOST = 8  # rounds under way
+AHEAD = 16 << 20  # bytes of the next weights: memory has nothing else to give while the last keys are computed with
 
 # Mixtures of values, their log-sum-exps, and what they are to be multiplied with; a single part has but the first.
 Parts = tuple[Tensor, Tensor | None, Tensor | None]
@@ -100,16 +101,20 @@ def serves(width: int, cache: Tensor) -> bool:
     return width in WIDTHS and cache.dtype == torch.bfloat16 and cuda.hopper(cache.device)
 
 
-def run(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, into: Parts) -> None:
-    """Mixtures of values (parts, B, S, H, D). Those of several parts are in float16 over their sizes."""
+def run(
+    q_BHSD: Tensor, cache: tuple[Tensor, Tensor], seen: Visibility, into: Parts, then: tuple[Tensor, ...] = ()
+) -> None:
+    """Mixtures of values (parts, B, S, H, D). Those of several parts are in float16 over their sizes. Weights that come
+    next are fetched into the second-level cache."""
     out, lse, sizes = into
     batch, heads, queries, width = q_BHSD.shape
-    kv_heads, length = k_BKLD.shape[1:3]
+    kv_heads, length = cache[0].shape[1:3]
     rows, count = queries * (heads // kv_heads), 1 if lse is None else len(lse)
     found = Cut(width, groups(rows), lse is not None)
-    maps = (cuda.tensor_map(part.view(-1, width), SIDE, SIDE) for part in (q_BHSD, k_BKLD, v_BKLD))
+    maps = (cuda.tensor_map(part.view(-1, width), SIDE, SIDE) for part in (q_BHSD, *cache))
     numbers = (queries, length, heads, kv_heads, math.log2(math.e) / math.sqrt(width))
-    given = (*maps, seen.slots_S, seen.needed_L, seen.whole, seen.extent, out, lse, sizes, *numbers)
+    next_weights = cuda.ahead((*then, None, None)[:2], AHEAD)
+    given = (*maps, seen.slots_S, seen.needed_L, seen.whole, seen.extent, out, lse, sizes, *numbers, *next_weights)
     grid = (-(-rows // found.rows), batch * kv_heads, count)
     _kernel(found, q_BHSD.device).launch(grid, found.threads, found.shared, given)
 

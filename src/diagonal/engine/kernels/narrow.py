@@ -29,6 +29,7 @@ OTHERS = 30  # registers of a thread for what is neither weights nor tokens, abo
 # Weights on their way to registers take room in the first-level cache: shared memory should be this part of what it can
 # be. Not so in large models, where others come between, and each change costs more than is gained.
 PERCENT = 25
+AHEAD = 8 << 20  # bytes of the next product's weights: about what memory gives while one kernel ends and another begins
 HEADS = 3  # the rows are heads of queries, keys and values
 
 
@@ -151,7 +152,7 @@ def _launch(
     tiles = -(-rows // (SIDE * found.TILES))
     programs = min(tiles, _processors(x.device))
     tensors = (x_MK, product.weight_NK, norm.weight, norm.bias, product.bias_N, out)
-    given = (*tensors, len(x_MK), rows, tiles, float(norm.eps), *tables, *numbers)
+    given = (*tensors, len(x_MK), rows, tiles, float(norm.eps), *tables, *numbers, *cuda.ahead([product.then], AHEAD))
     _kernel(found, x.device).launch((programs, 1, 1), 32 * found.WARPS, found.shared, given)
 
 

@@ -40,10 +40,12 @@ class Visibility:
         return self.needed_L <= self.slots_S[:, None]
 
 
-def attend_reference(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> Tensor:
+def attend_reference(
+    q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, then: tuple[Tensor, ...] = ()
+) -> Tensor:
     """softmax(q k^T / sqrt(D)) v over what each query sees, (B, H, S, D); zeros for a query that sees nothing.
 
-    Query head h reads key head h // (H // K).
+    Query head h reads key head h // (H // K). `then` is of no use here.
     """
     mask_SL = seen.mask()
     q_BKGSD = q_BHSD.unflatten(1, (k_BKLD.shape[1], -1))

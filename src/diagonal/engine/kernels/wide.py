@@ -28,8 +28,9 @@ MANY = 128  # tokens of wider.cu, at most
 LEAST, FEW = 9, 16  # tokens with fewer of which, or up to which with large matrices, others are faster
 STEP = 16  # tokens for which one kernel serves
 BUSY = 2 / 3  # of the multiprocessors that wider.cu needs
+AHEAD = 8 << 20  # bytes of the next product's weights: about what memory gives while one kernel ends and another begins
 WEIGHTS = 96 * 1024  # bytes of weights that should be under way at least
-AHEAD = 768  # rows, in units of all: about 3 microseconds of reading, in which tokens arrive that are asked for
+WAITING = 768  # rows, in units of all: about 3 microseconds of reading, in which tokens arrive that are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ def _forms(found: Cut, units: int) -> Iterator[Cut]:
     """Sizes of blocks and numbers of them that fit into shared memory, best first. Large blocks mean less waiting for
     each; many of x mean that it is there when it is needed; what is left is for weights."""
     usual = 4 if found.ROWS < SMALL else 2 if found.ROWS <= LARGE else 1
-    most = -(-AHEAD // found.ROWS)  # units of x that should be under way
+    most = -(-WAITING // found.ROWS)  # units of x that should be under way
     for span, share in pairs((4, 2, 1), (1, 0.75, 0.5)):
         if span > usual or units % span:
             continue
@@ -158,7 +159,8 @@ def run(x: Tensor, product: Product, found: Cut) -> Tensor:
     x_MK = x.view(-1, depth)
     box = SMALL if found.BLOCKS else own
     maps = (cuda.tensor_map(product.weight_NK, box, DEEP), cuda.tensor_map(x_MK, found.TOKENS, DEEP))
-    given = (*maps, product.bias_N, out, len(x_MK), rows, depth // (DEEP * found.SPAN * found.SPLIT))
+    blocks = depth // (DEEP * found.SPAN * found.SPLIT)
+    given = (*maps, product.bias_N, out, len(x_MK), rows, blocks, *cuda.ahead([product.then], AHEAD))
     _kernel(found, x.device).launch((-(-width // own) * found.SPLIT, 1, 1), found.threads, found.shared, given)
     return out
 

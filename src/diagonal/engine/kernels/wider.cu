@@ -28,7 +28,7 @@ __device__ __forceinline__ void multiply(float (&s)[HELD], u64 a, u64 b, int on)
 
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREADS, 1)
 product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16_t* __restrict__ bias, bf16_t* out,
-        int tokens, int rows, int blocks) {
+        int tokens, int rows, int blocks, const __grid_constant__ Ahead ahead) {
   extern __shared__ __align__(1024) char memory[];
   const unsigned xs = address(memory), ws = xs + X_STAGES * X_BYTES, mail = ws + W_STAGES * W_BYTES;
   const unsigned mailed = mail + MAIL, w_full = mailed + 8, w_empty = w_full + 8 * W_STAGES;
@@ -64,6 +64,8 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
                   w_full + 8 * s, ONCE);
           }
       }
+    __syncwarp();
+    fetch_ahead(ahead, blockIdx.x * 32 + lane, gridDim.x * 32);
     return;
   }
   if (warp == MULTIPLYING / 32 + 1) {

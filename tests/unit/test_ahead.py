@@ -1,0 +1,79 @@
+"""Weights that a kernel fetches for the ones after it: which, and how much of them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import diagonal
+from diagonal.engine.attention import Causal
+from diagonal.engine.heads import Heads
+from diagonal.engine.kernels import cuda
+from diagonal.engine.kernels.products import product
+from diagonal.engine.product import Pending, Product
+from diagonal.models import layers, wham
+
+MODELS = ["mcar/tiny", "cosmos/tiny", "cosmos/tiny-text", "wham/tiny"]
+
+
+def test_what_a_kernel_reads_has_its_layout() -> None:
+    """As `struct Ahead` of assembler.cuh on a machine of 64 bits."""
+    assert ctypes.sizeof(cuda.Ahead) == 24 and cuda.Ahead.lines.offset == 16
+
+
+def test_beginnings_of_half_rows_are_fetched_up_to_a_limit() -> None:
+    first, second = torch.zeros(64, 1024).bfloat16(), torch.zeros(32, 2048).bfloat16()
+    whole, nothing, part = cuda.ahead([first, None, second], limit=first.nbytes + 32 * 1024)
+    assert (whole.start, whole.segments, whole.stride, whole.lines) == (first.data_ptr(), 128, 1024, 8)
+    assert (nothing.start, nothing.segments, nothing.lines) == (None, 0, 0)
+    assert (part.start, part.segments, part.stride, part.lines) == (second.data_ptr(), 64, 2048, 4)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 127 * 128, 10**5, 10**9])
+def test_no_line_lies_outside_of_its_matrix_nor_above_the_limit(limit: int) -> None:
+    for shape in ((64, 1024), (3, 96), (1, 8), (100, 40)):
+        weight = torch.zeros(shape).bfloat16()
+        (found,) = cuda.ahead([weight], limit)
+        assert found.segments * found.lines * cuda.LINE <= limit
+        last = (found.segments - 1) * found.stride + found.lines * cuda.LINE
+        assert not found.lines or last <= weight.nbytes
+    (strided,) = cuda.ahead([torch.zeros(64, 1024).t()], limit)
+    assert strided.lines == 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_say_which_weights_come_next(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each product and each attention is told must be what the next products are made with."""
+    read: list[int] = []
+    told: list[tuple[int, tuple[Tensor, ...]]] = []  # after so many products
+
+    def noted(x: Tensor, asked: Product) -> Tensor:
+        read.append(asked.weight_NK.data_ptr())
+        if asked.then is not None:
+            told.append((len(read), (asked.then,)))
+        return made(x, asked)
+
+    def noted_heads(*given: Any, **named: Any) -> Heads:
+        heads = Heads(*given, **named)
+        assert isinstance(heads.source, Pending)  # it is made before the weights that come next are read
+        told.append((len(read) + 1, heads.then))
+        return heads
+
+    model = diagonal.load(name).model.float()
+    made = product
+    monkeypatch.setattr(layers, "product", noted)
+    monkeypatch.setattr(wham, "product", noted)
+    monkeypatch.setattr(f"diagonal.models.{name.split('/')[0]}.Heads", noted_heads)
+    width = getattr(model.config, "text", 0)
+    tokens, slots = torch.zeros(1, 5, dtype=torch.long), torch.arange(5)
+    with torch.inference_mode():
+        text = (model.context(torch.randn(1, 3, width)),) if width else ()
+        model(tokens, slots, Causal(), None, *text)
+    layers_count = model.config.layers
+    assert len(told) >= 3 * layers_count
+    for after, weights in told:
+        assert [weight.data_ptr() for weight in weights] == read[after : after + len(weights)]
