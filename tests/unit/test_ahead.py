@@ -47,7 +47,8 @@ def test_no_line_lies_outside_of_its_matrix_nor_above_the_limit(limit: int) -> N
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_say_which_weights_come_next(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What each product and each attention is told must be what the next products are made with."""
+    """What each product and each attention is told must be what the next products are made with, and after the last
+    the first of the next step."""
     read: list[int] = []
     told: list[tuple[int, tuple[Tensor, ...]]] = []  # after so many products
 
@@ -74,6 +75,6 @@ def test_models_say_which_weights_come_next(name: str, monkeypatch: pytest.Monke
         text = (model.context(torch.randn(1, 3, width)),) if width else ()
         model(tokens, slots, Causal(), None, *text)
     layers_count = model.config.layers
-    assert len(told) >= 3 * layers_count
+    assert len(told) >= 3 * layers_count + 1
     for after, weights in told:
-        assert [weight.data_ptr() for weight in weights] == read[after : after + len(weights)]
+        assert [weight.data_ptr() for weight in weights] == (read + read[:1])[after : after + len(weights)]

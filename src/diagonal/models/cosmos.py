@@ -265,7 +265,8 @@ class Cosmos(nn.Module):
         """Logits. Without `text` (from `context`) the text layers add nothing, as with a text of zeros only."""
         x_BSM = look_up(self.embed, tokens_BS)
         cos, sin, *tables = memory.by_slot(self._positions, slots_S)
-        then = [*(block.get_parameter("attention.qkv.weight") for block in self.blocks[1:]), self.head.weight]
+        first, *others = (block.get_parameter("attention.qkv.weight") for block in self.blocks)
+        then = [*others, self.head.weight]
         for index, block in enumerate(self.blocks):
             for table_SM in tables:
                 x_BSM = x_BSM + table_SM
@@ -273,7 +274,7 @@ class Cosmos(nn.Module):
             x_BSM = block(x_BSM, (cos, sin), memory.layer(index), then[index], own)
         if keep is not None:
             x_BSM = x_BSM[:, keep]
-        return norm_linear(self.norm, self.head, x_BSM)
+        return norm_linear(self.norm, self.head, x_BSM, then=first)
 
     def _positions(self, slots_S: Tensor) -> tuple[Tensor, ...]:
         """The rotation of each slot (cos and sin); with text, also its absolute position (S, M), for every layer."""

@@ -126,12 +126,13 @@ class MCAR(nn.Module):
     def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: TokenMemory, keep: Tensor | None = None) -> Tensor:
         x_BSM = look_up(self.embed, tokens_BS)
         rope = memory.by_slot(self._rope, slots_S)
-        then = [*(block.get_parameter("attention.qkv.weight") for block in self.blocks[1:]), self.head.weight]
+        first, *others = (block.get_parameter("attention.qkv.weight") for block in self.blocks)
+        then = [*others, self.head.weight]
         for index, block in enumerate(self.blocks):
             x_BSM = block(x_BSM, rope, memory.layer(index), then[index])
         if keep is not None:
             x_BSM = x_BSM[:, keep]
-        return norm_linear(self.norm, self.head, x_BSM)
+        return norm_linear(self.norm, self.head, x_BSM, then=first)
 
 
 _300M = Config(width=1024, layers=20, heads=16, kv_heads=4, mlp=4096, frames=16, reference_frames=8)

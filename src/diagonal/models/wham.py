@@ -180,12 +180,13 @@ class WHAM(nn.Module):
 
     def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: TokenMemory, keep: Tensor | None = None) -> Tensor:
         x_BSM = look_up(self.wte, tokens_BS) + look_up(self.wpe, slots_S)
-        then = [*(block.get_parameter("attn.c_attn.weight") for block in self.blocks[1:]), self.wte.weight]
+        first, *others = (block.get_parameter("attn.c_attn.weight") for block in self.blocks)
+        then = [*others, self.wte.weight]
         for index, block in enumerate(self.blocks):
             x_BSM = block(x_BSM, memory.layer(index), then[index])
         if keep is not None:
             x_BSM = x_BSM[:, keep]
-        return product(x_BSM, Product(self.wte.weight, norm=self.ln_f.spec))
+        return product(x_BSM, Product(self.wte.weight, norm=self.ln_f.spec, then=first))
 
 
 def _released(config: Config) -> Variant:

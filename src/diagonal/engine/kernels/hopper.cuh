@@ -29,6 +29,8 @@ __device__ __forceinline__ void await(unsigned barrier, int parity) {
       "again:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @done bra over;\n bra again;\n"
       "over:\n }" ::"r"(barrier), "r"(parity) : "memory");
 }
+// The first fetch through a map must find it first: it can be made ready earlier.
+__device__ __forceinline__ void ready(const Map* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 __device__ __forceinline__ void fetch(unsigned to, const Map* map, int column, int row, unsigned barrier, u64 hint) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"

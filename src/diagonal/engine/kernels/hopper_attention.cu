@@ -83,6 +83,7 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
       };
       const int ahead = min(STAGES, plain_count);
       if (lane == 0) {
+        ready(&q);
 #pragma unroll 1
         for (int n = 0; n < ahead; n++) ask(n);
         await_kernel_before();

@@ -74,6 +74,7 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
   }
   if (warp == MULTIPLYING / 32 + 1) {
     if (lane == 0) {
+      ready(&x);
       await_kernel_before();
 #pragma unroll 1
       for (int n = 0; n < blocks; n++) {
