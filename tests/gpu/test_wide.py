@@ -87,6 +87,20 @@ def test_what_it_is_not_made_for_is_left_to_others() -> None:
     assert wide.fitting(x, replace(product, norm=random_product("rms", 48, 512, 1024).norm)) is None
 
 
+@pytest.mark.parametrize("kind", ["biased gelu", "biased silu", "biased residual"])
+def test_prompts_are_made_by_others(kind: str) -> None:
+    torch.manual_seed(0)
+    product, x = random_product(kind, 600, 1024, 256), _random(2, 300, 256)
+    assert wide.fitting(x, product) is None
+    if product.residual is not None:
+        product = replace(product, residual=product.residual.view(2, 300, -1))
+    wanted = usual(x.double(), double(product))
+    with torch.inference_mode():
+        found = make(x, product)
+    assert found.shape == wanted.shape
+    assert (found.double() - wanted).abs().max() <= 4 * BFLOAT16 * wanted.abs().max()
+
+
 def test_a_chain_of_products_gives_the_same_each_time_and_in_a_graph() -> None:
     def widened(x: Tensor, product: Product) -> Tensor:
         assert wide.fitting(x, replace(product, norm=None)) is not None

@@ -22,6 +22,7 @@ from diagonal.models.layers import (
     SwiGLU,
     add_linear,
     frequencies,
+    kept,
     look_up,
     norm_linear,
     norm_linear_later,
@@ -149,11 +150,14 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.eps)
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
-    def forward(self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory, then: Tensor) -> Tensor:
+    def forward(
+        self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory, then: Tensor, keep: Tensor | None
+    ) -> Tensor:
         of_heads = HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
         qkv, weights = norm_linear_later(norm, self.qkv, x_BSM), (self.out.weight, then)
         heads = Heads(qkv, self.kv_heads, self.head_dim, rope, of_heads, weights)
-        return add_linear(x_BSM, self.out, memory.attend_heads(heads), then)
+        x_BSM, mixed = kept(keep, x_BSM, memory.attend_heads(heads))
+        return add_linear(x_BSM, self.out, mixed, then)
 
 
 class TextAttention(nn.Module):
@@ -181,8 +185,8 @@ class TextAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm self-attention, text attention where the model has text, and feed-forward. After it, weights `then` are
-    read."""
+    """Pre-norm self-attention, then of the inputs to `keep` text attention, where the model has text, and feed-forward.
+    After it, weights `then` are read."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -200,10 +204,11 @@ class Block(nn.Module):
         rope: Rope,
         memory: TokenLayerMemory,
         then: Tensor,
-        text: tuple[Tensor, Tensor] | None = None,
+        keep: Tensor | None,
+        text: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         first = self.mlp.gate_up.weight if text is None else self.text_attention.q.weight
-        h = self.attention(x_BSM, self.attention_norm, rope, memory, first)
+        h = self.attention(x_BSM, self.attention_norm, rope, memory, first, keep)
         if text is not None:
             h = self.text_attention(h, self.text_norm, text)
         out: Tensor = self.mlp(h, self.mlp_norm, then)
@@ -271,9 +276,8 @@ class Cosmos(nn.Module):
             for table_SM in tables:
                 x_BSM = x_BSM + table_SM
             own = None if text is None else text[index]
-            x_BSM = block(x_BSM, (cos, sin), memory.layer(index), then[index], own)
-        if keep is not None:
-            x_BSM = x_BSM[:, keep]
+            last = keep if index == len(others) else None
+            x_BSM = block(x_BSM, (cos, sin), memory.layer(index), then[index], last, own)
         return norm_linear(self.norm, self.head, x_BSM, then=first)
 
     def _positions(self, slots_S: Tensor) -> tuple[Tensor, ...]:

@@ -132,6 +132,11 @@ def add_linear(residual: Tensor, linear: nn.Linear | ScaledRows, x: Tensor, then
     return product(x, Product(linear.weight, linear.bias, residual=residual, then=then))
 
 
+def kept(keep: Tensor | None, *parts: Tensor) -> tuple[Tensor, ...]:
+    """Of each part (B, S, any) the inputs that are kept: after the last attention nobody asks for the others."""
+    return parts if keep is None else tuple(part[:, keep] for part in parts)
+
+
 def frequencies(width: int, theta: float, device: torch.device) -> Tensor:
     """theta^(-2i/width) for i < width/2, in float32: computed, not stored, so no cast can round it."""
     return theta ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from diagonal.engine.heads import Heads, Rope
 from diagonal.engine.protocols import CacheSpec, Sampling, TokenLayerMemory, TokenMemory, Variant, WeightMap
-from diagonal.models.layers import RMSNorm, SwiGLU, add_linear, look_up, norm_linear, norm_linear_later, rope_1d
+from diagonal.models.layers import RMSNorm, SwiGLU, add_linear, kept, look_up, norm_linear, norm_linear_later, rope_1d
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +60,17 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, (config.heads + 2 * config.kv_heads) * config.head_dim, bias=False)
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
-    def forward(self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory, then: Tensor) -> Tensor:
+    def forward(
+        self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory, then: Tensor, keep: Tensor | None
+    ) -> Tensor:
         qkv, weights = norm_linear_later(norm, self.qkv, x_BSM), (self.out.weight, then)
         heads = Heads(qkv, self.kv_heads, self.head_dim, rope, then=weights)
-        return add_linear(x_BSM, self.out, memory.attend_heads(heads), then)
+        x_BSM, mixed = kept(keep, x_BSM, memory.attend_heads(heads))
+        return add_linear(x_BSM, self.out, mixed, then)
 
 
 class Block(nn.Module):
-    """Pre-norm attention, then pre-norm feed-forward. After it, weights `then` are read."""
+    """Pre-norm attention, then pre-norm feed-forward of the inputs to `keep`. After it, weights `then` are read."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -76,8 +79,8 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(config.width, config.eps)
         self.mlp = SwiGLU(config.width, config.mlp)
 
-    def forward(self, x_BSM: Tensor, rope: Rope, memory: TokenLayerMemory, then: Tensor) -> Tensor:
-        h = self.attention(x_BSM, self.attention_norm, rope, memory, self.mlp.gate_up.weight)
+    def forward(self, x_BSM: Tensor, rope: Rope, memory: TokenLayerMemory, then: Tensor, keep: Tensor | None) -> Tensor:
+        h = self.attention(x_BSM, self.attention_norm, rope, memory, self.mlp.gate_up.weight, keep)
         out: Tensor = self.mlp(h, self.mlp_norm, then)
         return out
 
@@ -129,9 +132,7 @@ class MCAR(nn.Module):
         first, *others = (block.get_parameter("attention.qkv.weight") for block in self.blocks)
         then = [*others, self.head.weight]
         for index, block in enumerate(self.blocks):
-            x_BSM = block(x_BSM, rope, memory.layer(index), then[index])
-        if keep is not None:
-            x_BSM = x_BSM[:, keep]
+            x_BSM = block(x_BSM, rope, memory.layer(index), then[index], keep if index == len(others) else None)
         return norm_linear(self.norm, self.head, x_BSM, then=first)
 
 

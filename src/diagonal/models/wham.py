@@ -20,7 +20,7 @@ from diagonal.engine.heads import Heads
 from diagonal.engine.kernels.products import product
 from diagonal.engine.product import Product
 from diagonal.engine.protocols import CacheSpec, Sampling, State, TokenLayerMemory, TokenMemory, Variant, WeightMap
-from diagonal.models.layers import LayerNorm, add_linear, look_up, norm_linear, norm_linear_later
+from diagonal.models.layers import LayerNorm, add_linear, kept, look_up, norm_linear, norm_linear_later
 
 ACTION = (2,) * 12 + (11,) * 4  # values that each token of an action can take: 12 buttons, 4 stick axes
 HEADS = {1024: 16, 1792: 14, 2304: 18, 3072: 24}  # of the published sizes, by width: no shape tells
@@ -119,10 +119,13 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.width, 3 * config.width, bias=config.bias)
         self.c_proj = nn.Linear(config.width, config.width, bias=config.bias)
 
-    def forward(self, x_BSM: Tensor, norm: LayerNorm, memory: TokenLayerMemory, then: Tensor) -> Tensor:
+    def forward(
+        self, x_BSM: Tensor, norm: LayerNorm, memory: TokenLayerMemory, then: Tensor, keep: Tensor | None
+    ) -> Tensor:
         qkv, weights = norm_linear_later(norm, self.c_attn, x_BSM), (self.c_proj.weight, then)
         heads = Heads(qkv, self.heads, self.head_dim, then=weights)
-        return add_linear(x_BSM, self.c_proj, memory.attend_heads(heads), then)
+        x_BSM, mixed = kept(keep, x_BSM, memory.attend_heads(heads))
+        return add_linear(x_BSM, self.c_proj, mixed, then)
 
 
 class FeedForward(nn.Module):
@@ -138,7 +141,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm attention, then pre-norm feed-forward. After it, weights `then` are read."""
+    """Pre-norm attention, then pre-norm feed-forward of the inputs to `keep`. After it, weights `then` are read."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -147,8 +150,8 @@ class Block(nn.Module):
         self.ln_2 = _norm(config, affine=config.version == 1)
         self.mlp = FeedForward(config)
 
-    def forward(self, x_BSM: Tensor, memory: TokenLayerMemory, then: Tensor) -> Tensor:
-        h = self.attn(x_BSM, self.ln_1, memory, self.mlp.c_fc.weight)
+    def forward(self, x_BSM: Tensor, memory: TokenLayerMemory, then: Tensor, keep: Tensor | None) -> Tensor:
+        h = self.attn(x_BSM, self.ln_1, memory, self.mlp.c_fc.weight, keep)
         out: Tensor = self.mlp(h, self.ln_2, then)
         return out
 
@@ -183,9 +186,7 @@ class WHAM(nn.Module):
         first, *others = (block.get_parameter("attn.c_attn.weight") for block in self.blocks)
         then = [*others, self.wte.weight]
         for index, block in enumerate(self.blocks):
-            x_BSM = block(x_BSM, memory.layer(index), then[index])
-        if keep is not None:
-            x_BSM = x_BSM[:, keep]
+            x_BSM = block(x_BSM, memory.layer(index), then[index], keep if index == len(others) else None)
         return product(x_BSM, Product(self.wte.weight, norm=self.ln_f.spec, then=first))
 
 
