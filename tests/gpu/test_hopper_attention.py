@@ -17,8 +17,9 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != cuda.HOPPER:
     pytest.skip("no Hopper GPU", allow_module_level=True)
 
-from diagonal.engine.kernels import attention, fused, hopper_attention
+from diagonal.engine.kernels import attention, fused, hopper_attention, plain
 from diagonal.engine.kernels.visibility import BLOCK, NOWHERE, Visibility
+from tests.gpu import poisoned
 from tests.gpu.test_attention import BOUND, Shape, attended, case, error
 
 pytestmark = pytest.mark.gpu
@@ -39,6 +40,14 @@ REAL: list[Shape] = [
     (1, 32, 8, 64, 12864, 128),
     (1, 32, 8, 120, 12864, 128),
     (1, 32, 4, 14, 5248, 64),
+]
+
+PROMPTS: list[Shape] = [
+    (1, 18, 18, 300, 640, 128),
+    (1, 32, 4, 347, 1216, 64),  # tiles with several heads
+    (2, 8, 2, 130, 256, 128),
+    (1, 4, 4, 1, 64, 64),
+    (1, 8, 8, 1000, 1216, 128),
 ]
 
 Given = tuple[tuple[Tensor, Tensor, Tensor], Visibility]
@@ -123,6 +132,23 @@ def test_a_step_sees_what_it_writes_itself(least: int) -> None:
         torch.cuda.synchronize()
         graph.replay()
         assert torch.equal(last, captured)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("shape", PROMPTS, ids=str)
+def test_prompts_agree_with_float64(shape: Shape, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies behind a prompt's last slot in its cache is nobody's business, even if it is no number."""
+    monkeypatch.setattr(hopper_attention, "groups", lambda rows: groups)
+    torch.manual_seed(0)
+    batch, heads, kv_heads, queries, length, width = shape
+    q = torch.randn(batch, heads, queries, width, device="cuda").bfloat16()
+    k, v = torch.randn(2, batch, kv_heads, length, width, device="cuda").bfloat16()
+    k[:, :, queries + BLOCK :], v[:, :, queries + BLOCK :] = torch.nan, torch.nan
+    with poisoned():
+        found = hopper_attention.prompt(q, k, v)
+    wanted = plain.prompt(q.double(), k.double(), v.double())
+    assert found.shape == wanted.shape and found.transpose(1, 2).is_contiguous()
+    assert (found.double() - wanted).abs().max() < BOUND[torch.bfloat16] * wanted.abs().max()
 
 
 def test_nothing_written_is_nothing_seen() -> None:

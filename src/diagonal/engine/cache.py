@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diagonal.engine.attention import SlotMaker, attend, causal
+from diagonal.engine.attention import SlotMaker, attend
 from diagonal.engine.heads import Heads, joined
 from diagonal.engine.kernels import ops
 from diagonal.engine.kernels.visibility import whole_blocks
@@ -72,6 +72,7 @@ class CacheLayer:
 
     def _mixed(self, q_BHSD: Tensor) -> Tensor:
         extent, q = self.step.extent, q_BHSD.to(self.k.dtype)
-        k, v = self.k[:, :, :extent], self.v[:, :, :extent]
-        mixed = causal(q, k, v) if self.step.raster else attend(q, k, v, self.step.mask)
+        if self.step.raster:
+            return ops(q).prompt(q, self.k, self.v).to(q_BHSD.dtype)
+        mixed = attend(q, self.k[:, :, :extent], self.v[:, :, :extent], self.step.mask)
         return mixed.to(q_BHSD.dtype)

@@ -127,6 +127,13 @@ def next_step(rows_NR: Tensor, cursor: Tensor, fed_L: Tensor) -> tuple[Tensor, T
     return row_R, needed_L
 
 
+def prompt(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
+    """Attention of queries whose slots are the first ones of a cache, each to its own slot and those before it."""
+    if hopper_attention.fitting_prompt(q_BHSD, k_BKLD, v_BKLD):
+        return hopper_attention.prompt(q_BHSD, k_BKLD, v_BKLD)
+    return plain.prompt(q_BHSD, k_BKLD, v_BKLD)
+
+
 def remember(heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: Tensor) -> Tensor:
     """Norm and rotate queries and keys, write keys and values to their slots, and return the queries (B, H, S, D).
 

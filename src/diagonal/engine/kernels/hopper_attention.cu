@@ -1,13 +1,15 @@
-// Attention of a decoding step: what attention.py's kernel does, for Hopper's tensor cores.
+// Attention of a decoding step, or of a prompt: what attention.py's kernel does, for Hopper's tensor cores.
 //
 // A program has GROUPS * 64 rows, one key head and one part of its keys. Rows are queries of the heads that share the key
 // head: all of the first head, then all of the second. A warp fetches keys and values, KEYS of them in a round (TMA), and
 // four warps for each 64 rows multiply (wgmma) and run the online softmax, each group at its own pace. A group
 // asks for the mixture of a round and for the scores of the next one, whose exponentials it takes while the mixture is made.
 //
-// Set when it is compiled: D, the width of heads, 64 or 128; GROUPS, 1 to 3; KEYS, a multiple of 64; STAGES, rounds under way; SPLIT, whether the keys are in
-// parts; MORE and LESS, registers of threads that multiply, and of others, or 0 for as many as there are; for the instructions
-// the names of their sums, SCORE_NAMES "%0, %1, ..." with SCORE_SUMS "+f"(s[0]), ... and SCORE_0, ... of what follows, and MIX_ the same.
+// Set when it is compiled: D, the width of heads, 64 or 128; GROUPS, 1 to 3; KEYS, a multiple of 64; STAGES, rounds under way;
+// SPLIT, whether the keys are in parts; CAUSAL, whether the queries are a prompt that fills the first slots: then nobody says who
+// sees whom, and tiles with many keys come first; MORE and LESS, registers of threads that multiply, and of others, or 0 for as
+// many as there are; for the instructions the names of their sums, SCORE_NAMES "%0, %1, ..." with SCORE_SUMS "+f"(s[0]), ... and
+// SCORE_0, ... of what follows, and MIX_ the same.
 
 #include "hopper.cuh"
 #include "numbers.cuh"
@@ -36,7 +38,7 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
   const unsigned v_empty = v_full + 8 * STAGES;
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const int shared_by = heads / kv_heads, problem = blockIdx.y, part = blockIdx.z, parts = gridDim.z;
-  const int first = blockIdx.x * ROWS;
+  const int first = (CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * ROWS, all = shared_by * queries;
   if (threadIdx.x == 0) {
     init(q_full, 1);
     for (int s = 0; s < STAGES; s++) {
@@ -48,9 +50,13 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
   __syncthreads();
 
   // Rounds that all queries see wholly, then others: of both, this part's share. These numbers, and the keys and values of
-  // whole rounds, were written before this step's first layer: they are read while the kernel before still runs.
-  const int written = (int)*extent, rounds = (written + ROUND - 1) / ROUND;
-  const int plain = (int)*whole / ROUND, rest = rounds - plain;
+  // whole rounds, were written before this step's first layer: they are read while the kernel before still runs. Of a prompt,
+  // whose queries see themselves and those before them, each program has numbers of its own, and must wait.
+  const int last = min(first + ROWS, all) - 1;
+  const bool several = first / queries != last / queries;  // heads
+  const int written = CAUSAL ? (several ? queries - 1 : last % queries) / BLOCK + 1 : (int)*extent;
+  const int rounds = (written + ROUND - 1) / ROUND;
+  const int plain = CAUSAL ? (several ? 0 : (first % queries + 1) / KEYS) : (int)*whole / ROUND, rest = rounds - plain;
   const int plain_at = plain * part / parts, plain_count = plain * (part + 1) / parts - plain_at;
   const int rest_at = plain + rest * part / parts, count = plain_count + plain + rest * (part + 1) / parts - rest_at;
 
@@ -73,7 +79,7 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
         const int round = n < plain_count ? plain_at + n : rest_at + n - plain_count;
         if (n >= STAGES) await(k_empty + 8 * s, parity);
         const int own = (rest_at + n - plain_count) * KEYS;
-        const int bytes = n < plain_count ? 0 : min(KEYS, length - own) * 4;  // of what says who sees the keys
+        const int bytes = CAUSAL || n < plain_count ? 0 : min(KEYS, length - own) * 4;  // of what says who sees the keys
         expect(k_full + 8 * s, KV_BYTES + bytes);
         if (bytes > 0) copy(ns + s * KEYS * 4, needed + own, bytes, k_full + 8 * s);
         blocks(ks + s * KV_BYTES, &k, round, k_full + 8 * s);
@@ -81,7 +87,7 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
         expect(v_full + 8 * s, KV_BYTES);
         blocks(vs + s * KV_BYTES, &v, round, v_full + 8 * s);
       };
-      const int ahead = min(STAGES, plain_count);
+      const int ahead = CAUSAL ? 0 : min(STAGES, plain_count);
       if (lane == 0) {
         ready(&q);
 #pragma unroll 1
@@ -109,10 +115,13 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
   more_registers<MORE>();
 #endif
   // A thread has two rows, eight apart.
-  const int row = first + group * 64 + warp * 16 + lane / 4, all = shared_by * queries;
+  const int row = first + group * 64 + warp * 16 + lane / 4;
   int slot[2];
 #pragma unroll
-  for (int h = 0; h < 2; h++) slot[h] = row + 8 * h < all ? (int)slots[(row + 8 * h) % queries] : -1;
+  for (int h = 0; h < 2; h++) {
+    const int query = (row + 8 * h) % queries;
+    slot[h] = row + 8 * h >= all ? -1 : CAUSAL ? query : (int)slots[query];
+  }
   const float unseen = __int_as_float(0xff800000);  // -inf
   float top[2] = {-1e30f, -1e30f}, total[2] = {};  // finite: with nothing seen so far, weights are 0 and not NaN
   float mixed[D / 2] = {}, s[KEYS / 2];
@@ -143,12 +152,14 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
   auto soften = [&](int n) {  // scores become weights
     settled(s);
     if (n >= plain_count) {
-      const int left = length - (rest_at + n - plain_count) * KEYS;
+      const int key = (rest_at + n - plain_count) * KEYS, left = length - key;
       const int* least_of = (const int*)(memory + (ns - qs)) + n % STAGES * KEYS;
 #pragma unroll
       for (int j = 0; j < KEYS / 8; j++) {
-        const int2 least =
-            8 * j < left ? *(const int2*)(least_of + 8 * j + lane % 4 * 2) : make_int2(NOWHERE, NOWHERE);
+        const int own = 8 * j + lane % 4 * 2;
+        const int2 least = CAUSAL      ? make_int2(key + own, key + own + 1)
+                           : 8 * j < left ? *(const int2*)(least_of + own)
+                                          : make_int2(NOWHERE, NOWHERE);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           if (least.x > slot[h]) s[j * 4 + h * 2] = unseen;

@@ -1,4 +1,4 @@
-"""Attention of decoding steps on Hopper GPUs (hopper_attention.cu), in bfloat16, heads of 64 or 128.
+"""Attention of decoding steps and of prompts on Hopper GPUs (hopper_attention.cu), in bfloat16, heads of 64 or 128.
 
 It does the work of `attention.attend`'s first kernel; the parts are merged by the same second one. It begins early
 (`early`), and reads numbers of blocks, and keys and values of blocks that all see, before the kernel before it has
@@ -34,6 +34,7 @@ class Cut:
     D: int
     GROUPS: int
     SPLIT: bool
+    CAUSAL: bool = False
 
     @property
     def rows(self) -> int:
@@ -106,17 +107,40 @@ def run(
 ) -> None:
     """Mixtures of values (parts, B, S, H, D). Those of several parts are in float16 over their sizes. Weights that come
     next are fetched into the second-level cache."""
-    out, lse, sizes = into
+    lse = into[1]
+    found = Cut(q_BHSD.shape[3], groups(_rows(q_BHSD, cache[0])), lse is not None)
+    rule = (seen.slots_S, seen.needed_L, seen.whole, seen.extent)
+    _launch(found, (q_BHSD, *cache), (*rule, *into), 1 if lse is None else len(lse), then)
+
+
+def prompt(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
+    """Attention of queries whose slots are 0 to S - 1, each to its own slot and those before it: (B, H, S, D)."""
     batch, heads, queries, width = q_BHSD.shape
-    kv_heads, length = cache[0].shape[1:3]
-    rows, count = queries * (heads // kv_heads), 1 if lse is None else len(lse)
-    found = Cut(width, groups(rows), lse is not None)
-    maps = (cuda.tensor_map(part.view(-1, width), SIDE, SIDE) for part in (q_BHSD, *cache))
+    out_BSHD = q_BHSD.new_empty(batch, queries, heads, width)
+    found = Cut(width, groups(_rows(q_BHSD, k_BKLD)), SPLIT=False, CAUSAL=True)
+    _launch(found, (q_BHSD, k_BKLD, v_BKLD), (*(None,) * 4, out_BSHD, None, None), 1, ())
+    return out_BSHD.transpose(1, 2)
+
+
+def fitting_prompt(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> bool:
+    """Whether the kernel can make a prompt's attention."""
+    return cuda.suits([q_BHSD, k_BKLD, v_BKLD]) and serves(q_BHSD.shape[3], k_BKLD)
+
+
+def _rows(q_BHSD: Tensor, k_BKLD: Tensor) -> int:
+    """Queries of all heads that share a key head."""
+    return q_BHSD.shape[2] * (q_BHSD.shape[1] // k_BKLD.shape[1])
+
+
+def _launch(
+    found: Cut, qkv: tuple[Tensor, ...], tensors: tuple[Tensor | None, ...], parts: int, then: tuple[Tensor, ...]
+) -> None:
+    (batch, heads, queries, width), (kv_heads, length) = qkv[0].shape, qkv[1].shape[1:3]
+    maps = (cuda.tensor_map(part.view(-1, width), SIDE, SIDE) for part in qkv)
     numbers = (queries, length, heads, kv_heads, math.log2(math.e) / math.sqrt(width))
-    next_weights = cuda.ahead((*then, None, None)[:2], AHEAD)
-    given = (*maps, seen.slots_S, seen.needed_L, seen.whole, seen.extent, out, lse, sizes, *numbers, *next_weights)
-    grid = (-(-rows // found.rows), batch * kv_heads, count)
-    _kernel(found, q_BHSD.device).launch(grid, found.threads, found.shared, given)
+    given = (*maps, *tensors, *numbers, *cuda.ahead((*then, None, None)[:2], AHEAD))
+    grid = (-(-_rows(*qkv[:2]) // found.rows), batch * kv_heads, parts)
+    _kernel(found, qkv[0].device).launch(grid, found.threads, found.shared, given)
 
 
 @cache

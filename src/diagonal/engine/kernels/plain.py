@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diagonal.engine.attention import causal
 from diagonal.engine.heads import Heads, rms_norm
 from diagonal.engine.kernels.visibility import NOWHERE
 
@@ -22,6 +23,7 @@ __all__ = [
     "needed_slots",
     "next_step",
     "norm_silu",
+    "prompt",
     "remember",
     "rms_norm",
     "silu_mul",
@@ -122,6 +124,12 @@ def next_step(rows_NR: Tensor, cursor: Tensor, fed_L: Tensor) -> tuple[Tensor, T
     row_R = rows_NR[cursor[0]]
     cursor[:1].add_(1)
     return row_R, needed_slots(fed_L, row_R[-1:])
+
+
+def prompt(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
+    """Attention of queries whose slots are the first ones of a cache, each to its own slot and those before it."""
+    size = q_BHSD.shape[2]
+    return causal(q_BHSD, k_BKLD[:, :, :size], v_BKLD[:, :, :size])
 
 
 def remember(heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: Tensor) -> Tensor:
