@@ -21,7 +21,7 @@ MODELS = ["mcar/tiny", "cosmos/tiny", "cosmos/tiny-text", "wham/tiny"]
 
 
 def test_what_a_kernel_reads_has_its_layout() -> None:
-    """As `struct Ahead` of assembler.cuh on a machine of 64 bits."""
+    """As `struct Ahead` of ahead.cuh on a machine of 64 bits."""
     assert ctypes.sizeof(cuda.Ahead) == 24 and cuda.Ahead.lines.offset == 16
 
 

@@ -57,18 +57,6 @@ __device__ __forceinline__ uint4 read_written(const bf16_t* p) {
 // 128 bytes into the second-level cache.
 __device__ __forceinline__ void prefetch(const char* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-// What later kernels read of a matrix, while this one has nothing else to read: the first `lines` of each of its `segments`,
-// `stride` bytes apart (cuda.ahead). A thread fetches its share.
-struct Ahead {
-  const char* from;
-  int segments, stride, lines;
-};
-__device__ __forceinline__ void fetch_ahead(const Ahead& ahead, int thread, int threads) {
-#pragma unroll 1
-  for (int i = thread; i < ahead.segments * ahead.lines; i += threads)
-    prefetch(ahead.from + (size_t)(i / ahead.lines) * ahead.stride + i % ahead.lines * 128);
-}
-
 // A warp's product on the tensor cores, 16 x 8 sums over 16.
 __device__ __forceinline__ void mma(float* c, pair_t a0, pair_t a1, pair_t a2, pair_t a3, pair_t b0, pair_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

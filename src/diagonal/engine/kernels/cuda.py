@@ -19,7 +19,7 @@ from torch import Tensor
 
 from diagonal.engine.kernels.early import possible
 
-HEADERS = tuple(Path(__file__).with_name(name) for name in ("assembler.cuh", "hopper.cuh", "numbers.cuh"))
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("ahead.cuh", "assembler.cuh", "hopper.cuh", "numbers.cuh"))
 HOPPER = (9, 0)  # whose own instructions some kernels are made of
 SHARED = 227 * 1024  # bytes of shared memory that a program may have there
 LINE = 128  # bytes that caches hold together
@@ -79,7 +79,7 @@ class Map(ctypes.Structure):
 
 
 class Ahead(ctypes.Structure):
-    """What a kernel fetches for later ones (assembler.cuh)."""
+    """What a kernel fetches for later ones (ahead.cuh)."""
 
     _fields_ = (("start", ctypes.c_void_p), *((name, ctypes.c_int) for name in ("segments", "stride", "lines")))
 

@@ -13,6 +13,7 @@
 
 #include "hopper.cuh"
 #include "numbers.cuh"
+#include "ahead.cuh"
 
 constexpr int HALF = 64, HALVES = D / HALF, ROWS = GROUPS * 64, MULTIPLYING = GROUPS * 128, THREADS = MULTIPLYING + 128;
 constexpr int BLOCK = 64, ROUND = KEYS / BLOCK;  // slots that `whole` and `extent` count; of these in a round

@@ -21,6 +21,7 @@
 //      (ROPE), keys and values go to their slots of the cache; attention that comes next is called early (CALL)
 
 #include "numbers.cuh"
+#include "ahead.cuh"
 
 constexpr int THREADS = 32 * WARPS, SPAN = K / WARPS, DEPTH = SPAN / 32, TOKENS = 8 * HALVES, PAIRS = (HALVES + 1) / 2;
 constexpr bool PAIRED = ACT == 1 || ACT == 3;  // an output is made of two rows: one of a tile's first half, one of the other

@@ -19,6 +19,7 @@
 
 #include "hopper.cuh"
 #include "numbers.cuh"
+#include "ahead.cuh"
 
 constexpr int DEEP = 64, MULTIPLYING = 128, THREADS = MULTIPLYING + 64;
 constexpr int W_UNIT = ROWS * DEEP * 2, X_UNIT = TOKENS * DEEP * 2;  // bytes of 64 columns

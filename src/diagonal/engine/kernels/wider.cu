@@ -13,6 +13,7 @@
 
 #include "hopper.cuh"
 #include "numbers.cuh"
+#include "ahead.cuh"
 
 constexpr int DEEP = 64, SIDE = 64, MULTIPLYING = GROUPS * 128, THREADS = MULTIPLYING + 64;
 constexpr int BLOCK_BYTES = SIDE * DEEP * 2, W_UNIT = GROUPS * BLOCKS * BLOCK_BYTES, X_UNIT = TOKENS * DEEP * 2;
