@@ -83,18 +83,16 @@ def attend(
     if processors is None:
         processors = torch.cuda.get_device_properties(q_BHSD.device).multi_processor_count
     batch, heads, queries, width = q_BHSD.shape
-    kv_heads = k_BKLD.shape[1]
     cut, wide = tiles(q_BHSD, k_BKLD, processors), hopper_attention.fitting(q_BHSD, k_BKLD, v_BKLD, seen)
-    rows, problems = queries * (heads // kv_heads), batch * kv_heads
-    count = min(MAX_PARTS, hopper_attention.parts(rows, problems, processors)) if wide else cut.parts
+    found, count = hopper_attention.cut(q_BHSD, k_BKLD, processors, MAX_PARTS) if wide else (None, cut.parts)
     out_BSHD = q_BHSD.new_empty(batch, queries, heads, width)
     parts, lse, sizes = out_BSHD, None, None
     if count > 1:
         parts = out_BSHD.new_empty(count, *out_BSHD.shape, dtype=torch.float16 if wide else torch.float32)
         lse = parts.new_empty(parts.shape[:-1], dtype=torch.float32)
         sizes = torch.empty_like(lse) if wide else None
-    if wide:
-        hopper_attention.run(q_BHSD, (k_BKLD, v_BKLD), seen, (parts, lse, sizes), then)
+    if found is not None:
+        hopper_attention.run(found, (q_BHSD, k_BKLD, v_BKLD), seen, (parts, lse, sizes), then)
     else:
         _attend(q_BHSD, k_BKLD, v_BKLD, seen, cut, (parts, lse))
     if lse is not None:
