@@ -71,10 +71,11 @@ def test_tables_hold_every_step_once_at_its_width(spec: str) -> None:
     plan = _plan(tiny_config("mcar/tiny"), spec)
     found, fed = tables(plan, torch.device("cpu")), torch.from_numpy(plan.first_fed)
     numbers, most = [], 0
+    places = torch.arange(plan.layout.length)[None]  # a token that says where it is
     for width, table in found.items():
         assert width in WIDTHS
         for row in table.rows:
-            read, write, seen = table.next(fed)
+            (read,), write, seen = table.next(fed, places)
             slot, number = seen.slots_S, int(row[-1])
             step = plan.steps[number]
             size = len(step.read)

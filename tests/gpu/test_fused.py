@@ -66,18 +66,31 @@ def test_a_norm_rounds_as_its_plain_form() -> None:
 
 @pytest.mark.parametrize("size", [1, 100, 3000])
 def test_steps_are_taken_one_after_the_other(size: int) -> None:
-    """Each with the slots that its queries need."""
+    """Each with the tokens at the places that it begins with, and the slots that its queries need."""
     fed = torch.randint(0, 20, (size,), device=DEVICE, dtype=torch.int32)
     fed[::7] = NEVER
     rows, steps = torch.arange(60, device=DEVICE).view(4, 15), torch.tensor([0, 7, 19, 30], device=DEVICE)
     rows[:, -1] = steps
     cursor = torch.zeros(2, dtype=torch.long, device=DEVICE)
+    tokens = torch.randint(1000, (3, 70), device=DEVICE)
     for number in range(4):
         with poisoned():
-            row, needed = _kernels().next_step(rows, cursor, fed)
+            row, read, needed = _kernels().next_step(rows, cursor, fed, tokens[:, :61], 4)
         assert torch.equal(row, rows[number]) and cursor.tolist() == [number + 1, 0]
+        assert torch.equal(read, tokens[:, rows[number, :4]])
         wanted = plain.needed_slots(fed, steps[number])
         assert needed.dtype == wanted.dtype and torch.equal(needed, wanted)
+
+
+@pytest.mark.parametrize("width", [1, 64, 2304])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_are_taken_from_tables(width: int, dtype: torch.dtype) -> None:
+    tables, ids = _random(2, 50, width, dtype=dtype), torch.tensor([3, 49, 0, -1, 3], device=DEVICE)
+    with poisoned():
+        found = _kernels().take_rows(tables, ids)
+    assert torch.equal(found, plain.take_rows(tables, ids))
+    outside = _kernels().take_rows(tables, torch.tensor([7, 50, -51], device=DEVICE))
+    assert torch.equal(outside[:, 0], tables[:, 7]) and outside[:, 1:].isnan().all()
 
 
 def _heads(shape: tuple[int, ...], normed: bool, dtype: torch.dtype) -> tuple[Heads, Tensor, Tensor]:

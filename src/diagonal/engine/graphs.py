@@ -52,11 +52,11 @@ class Table:
     rows: Tensor  # (N, numbers of a step)
     cursor: Tensor  # (2,): it, and a number of its kernel's own
 
-    def next(self, fed_L: Tensor) -> tuple[Tensor, Tensor, Visibility]:
-        """Read, write and what is seen at the cursor, on the device; the cursor moves on."""
-        row, needed_L = ops(self.rows).next_step(self.rows, self.cursor, fed_L)
-        read, slots, write, whole, extent, _ = row.split([self.width] * 3 + [1] * 3)
-        return read, write, Visibility(slots, needed_L, whole, extent)
+    def next(self, fed_L: Tensor, tokens_BL: Tensor) -> tuple[Tensor, Tensor, Visibility]:
+        """The tokens (B, W) to read, where to write, and what is seen at the cursor, on the device; it moves on."""
+        row, tokens_BS, needed_L = ops(self.rows).next_step(self.rows, self.cursor, fed_L, tokens_BL, self.width)
+        _, slots, write, whole, extent, _ = row.split([self.width] * 3 + [1] * 3)
+        return tokens_BS, write, Visibility(slots, needed_L, whole, extent)
 
 
 def tables(plan: Plan, device: torch.device) -> dict[int, Table]:
@@ -108,7 +108,7 @@ class DeviceStep:
             parts = make(torch.arange(self.cache.length, device=slots_S.device))
             alike = len({part.shape for part in parts}) == 1
             self.made.extend([torch.stack(parts)] if alike else [part[None] for part in parts])  # one look-up for all
-        return tuple(part for table in self.made for part in table[:, slots_S])
+        return tuple(part for table in self.made for part in ops(table).take_rows(table, slots_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +182,9 @@ class Graphs:
 
     def _run(self, table: Table) -> None:
         """What is captured: everything that happens in a step."""
-        read, write, seen = table.next(self._fed_L)
+        tokens_BS, write, seen = table.next(self._fed_L, self._tokens_BL)
         memory = DeviceStep(self._cache, seen, self._attend, self._by_slot)
-        logits_BSV = self._model(self._tokens_BL[:, read], seen.slots_S, memory)
+        logits_BSV = self._model(tokens_BS, seen.slots_S, memory)
         self._sampler.into(self._tokens_BL, logits_BSV, write)
 
     def _record(self, table: Table) -> Any:

@@ -115,16 +115,31 @@ def fp8_linear(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | N
     return out if residual is None else residual + out
 
 
-def next_step(rows_NR: Tensor, cursor: Tensor, fed_L: Tensor) -> tuple[Tensor, Tensor]:
-    """The row at the cursor, which moves on, and `Visibility.needed_L` at its step, once for all layers."""
+def next_step(
+    rows_NR: Tensor, cursor: Tensor, fed_L: Tensor, tokens_BL: Tensor, inputs: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The row at the cursor, which moves on, the tokens that it begins with, and `Visibility.needed_L` at its step,
+    once for all layers."""
     row_R, needed_L = torch.empty_like(rows_NR[0]), torch.empty(len(fed_L), dtype=torch.int32, device=fed_L.device)
+    read_BS = tokens_BL.new_empty(len(tokens_BL), inputs)
     width, size = len(row_R), len(fed_L)
     _next_step[(triton.cdiv(size, COLUMNS),)](
-        *(rows_NR, cursor, fed_L, row_R, needed_L, width, size, NOWHERE),
+        *(rows_NR, cursor, fed_L, tokens_BL, row_R, read_BS, needed_L),
+        *(len(tokens_BL), tokens_BL.stride(0), inputs, width, size, NOWHERE),
         *(triton.next_power_of_2(width), COLUMNS),
         **early(fed_L.device),
     )
-    return row_R, needed_L
+    return row_R, read_BS, needed_L
+
+
+def take_rows(tables_TLC: Tensor, ids_N: Tensor) -> Tensor:
+    """The rows with these ids of each table, (T, N, C). An id that no row has gives NaN."""
+    tables_TLC, ids_N = tables_TLC.contiguous(), ids_N.contiguous()
+    (count, length, width), ids = tables_TLC.shape, len(ids_N)
+    out = tables_TLC.new_empty(count, ids, width)
+    grid = (count * ids, triton.cdiv(width, COLUMNS))
+    _take_rows[grid](tables_TLC, ids_N, out, ids, length, width, COLUMNS, **early(out.device))
+    return out
 
 
 def prompt(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
@@ -219,10 +234,11 @@ def _add_bias(x, bias, other, out, size, width, BLOCK: tl.constexpr):
 
 @triton.jit
 def _next_step(
-    rows, cursor, fed, row, needed, width, size,
+    rows, cursor, fed, tokens, row, read, needed, videos, stride, inputs, width, size,
     NOWHERE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Some slots, and for the first program the row. The last of all programs to read the cursor moves it on."""
+    """Some slots, and for the first program the row and its tokens. The last of all programs to read the cursor moves
+    it on."""
     if EARLY:
         wait()
     number = tl.load(cursor)
@@ -232,11 +248,30 @@ def _next_step(
     tl.store(needed + slot, tl.where(written, slot, NOWHERE), mask=slot < size)
     if tl.program_id(0) == 0:
         column = tl.arange(0, WIDTH)
-        tl.store(row + column, tl.load(at + column, mask=column < width), mask=column < width)
+        numbers = tl.load(at + column, mask=column < width, other=0)
+        tl.store(row + column, numbers, mask=column < width)
+        for video in range(videos):
+            token = tl.load(tokens + video * stride + numbers, mask=column < inputs)
+            tl.store(read + video * inputs + column, token, mask=column < inputs)
     tl.debug_barrier()
     if tl.atomic_add(cursor + 1, 1) == tl.num_programs(0) - 1:
         tl.store(cursor, number + 1)
         tl.store(cursor + 1, 0)
+
+
+@triton.jit
+def _take_rows(tables, ids, out, N, L, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+    """Some columns of one row."""
+    if EARLY:
+        call_next()
+        wait()
+    number = tl.program_id(0).to(tl.int64)
+    row = tl.load(ids + number % N)
+    row = tl.where(row < 0, row + L, row)  # as torch counts
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = (column < width) & (row >= 0) & (row < L)
+    value = tl.load(tables + (number // N * L + row) * width + column, mask=there, other=float("nan"))
+    tl.store(out + number * width + column, value, mask=column < width)
 
 
 @triton.jit

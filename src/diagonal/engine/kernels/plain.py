@@ -27,6 +27,7 @@ __all__ = [
     "remember",
     "rms_norm",
     "silu_mul",
+    "take_rows",
 ]
 
 
@@ -118,12 +119,19 @@ def needed_slots(fed_L: Tensor, step: Tensor) -> Tensor:
     return slots_L.masked_fill(fed_L > step, NOWHERE)
 
 
-def next_step(rows_NR: Tensor, cursor: Tensor, fed_L: Tensor) -> tuple[Tensor, Tensor]:
-    """The row at the cursor, which moves on, and the slots that are needed at the step which is the row's last number.
-    The cursor's second number is the kernel's own."""
+def next_step(
+    rows_NR: Tensor, cursor: Tensor, fed_L: Tensor, tokens_BL: Tensor, inputs: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The row at the cursor, which moves on; the tokens (B, inputs) at the places that the row begins with; and the
+    slots that are needed at the step which is its last number. The cursor's second number is the kernel's own."""
     row_R = rows_NR[cursor[0]]
     cursor[:1].add_(1)
-    return row_R, needed_slots(fed_L, row_R[-1:])
+    return row_R, tokens_BL[:, row_R[:inputs]], needed_slots(fed_L, row_R[-1:])
+
+
+def take_rows(tables_TLC: Tensor, ids_N: Tensor) -> Tensor:
+    """The rows with these ids of each table, (T, N, C)."""
+    return tables_TLC[:, ids_N]
 
 
 def prompt(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
