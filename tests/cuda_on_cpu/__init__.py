@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,25 +47,26 @@ class _Matrix(ctypes.Structure):
 
 
 class _Range(ctypes.Structure):
-    _fields_ = (("begin", ctypes.c_void_p), ("end", ctypes.c_void_p), ("fresh", ctypes.c_int))
+    _fields_ = (("begin", ctypes.c_void_p), ("end", ctypes.c_void_p))
 
 
 class _Launch(ctypes.Structure):
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
         *((name, ctypes.c_uint) for name in ("threads", "shared")),
-        *((name, ctypes.c_int) for name in ("late", "count", "range_count")),
+        *((name, ctypes.c_int) for name in ("late", "arguments", "tensors", "fresh")),
         ("given", ctypes.POINTER(ctypes.c_void_p)),
         ("kinds", ctypes.POINTER(ctypes.c_int)),
-        ("ranges", ctypes.POINTER(_Range)),
+        ("tensor", ctypes.POINTER(_Range)),
+        ("fresh_one", ctypes.POINTER(_Range)),
     )
 
 
 @dataclass
 class Machine:
     """Kernels that were compiled into a folder, and how they run: what goes on beside the threads (fetches, products
-    of the tensor cores) happens at once, or as late as it may. Nothing that is `fresh` may be read before the kernel
-    before has ended."""
+    of the tensor cores) happens at once, or as late as it may. What is `fresh` the kernel before writes: it may not be
+    read before that has ended."""
 
     folder: Path
     processors: int = 4
@@ -103,8 +104,8 @@ class Machine:
         patch.setattr(cuda, "hopper", lambda device: True)
         patch.setattr(held_ids, "able", lambda device: True)
         patch.setattr(narrow, "_processors", lambda device: self.processors)
-        properties = SimpleNamespace(multi_processor_count=self.processors)
-        patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        properties = lambda device: SimpleNamespace(multi_processor_count=self.processors)  # noqa: E731
+        patch.setattr(torch.cuda, "get_device_properties", properties)
         for module in (held_ids, hopper_attention, narrow, wide):
             patch.setattr(module, "_kernel", module._kernel.__wrapped__)  # which would keep this machine's
 
@@ -125,8 +126,10 @@ class Emulated:
         kinds = (ctypes.c_int * len(values))(*map(_kind, values))
         tensors = [one for one in arguments if isinstance(one, Tensor)]
         maps = [_Matrix.from_buffer_copy(one) for one in arguments if isinstance(one, cuda.Map)]
-        ranges = _ranges([*tensors, *(machine.matrices[one.matrix] for one in maps)], machine.fresh)
-        asked = _Launch(grid, threads, shared, machine.late, len(values), len(ranges), given, kinds, ranges)
+        known = _ranges([*tensors, *(machine.matrices[one.matrix] for one in maps)], PIECE)
+        fresh = _ranges(machine.fresh, 1)
+        counts = (len(values), len(known), len(fresh))
+        asked = _Launch(grid, threads, shared, machine.late, *counts, given, kinds, known, fresh)
         problem = self.library.launch(ctypes.byref(asked))
         if problem is not None:
             raise RuntimeError(problem.decode())
@@ -142,13 +145,13 @@ def _kind(value: object) -> int:
     return numbers.get(type(value)) or ctypes.sizeof(value)  # type: ignore[arg-type]
 
 
-def _ranges(tensors: Iterable[Tensor], fresh: Iterable[Tensor]) -> ctypes.Array[_Range]:
-    starts = {one.data_ptr() for one in fresh}
+def _ranges(tensors: Sequence[Tensor], piece: int) -> ctypes.Array[_Range]:
+    """Where they lie, in whole pieces."""
     found = []
     for one in tensors:
         last = sum((size - 1) * stride for size, stride in zip(one.shape, one.stride(), strict=True))
         begin, end = one.data_ptr(), one.data_ptr() + (last + 1) * one.itemsize
-        found.append(_Range(begin // PIECE * PIECE, -(-end // PIECE) * PIECE, begin in starts))
+        found.append(_Range(begin // piece * piece, -(-end // piece) * piece))
     return (_Range * len(found))(*found)
 
 

@@ -15,15 +15,14 @@ constexpr unsigned SHARED = 227 * 1024;  // bytes that a block may ask for
 
 struct Range {
   const char *begin, *end;
-  int fresh;  // whether the kernel before writes it
 };
 
 struct Launch {  // as `_Launch` of this folder
   unsigned grid[3], threads, shared;
-  int late, count, range_count;
+  int late, arguments, tensors, fresh;
   void** given;
   const int* kinds;
-  const Range* ranges;
+  const Range *tensor, *fresh_one;  // what the kernel was given; what the one before it writes
 };
 
 struct Block;

@@ -23,6 +23,9 @@ inline void fence_for_tensor_cores() {}
 void expect(unsigned barrier, int bytes);
 void arrive(unsigned barrier);
 void await(unsigned barrier, int parity);
+inline void ready(const Map* map) {
+  if (map->mark != MAP) fail("this is no map of a matrix");
+}
 void fetch(unsigned to, const Map* map, int column, int row, unsigned barrier, u64 hint);
 void copy(unsigned to, const void* from, int bytes, unsigned barrier);
 unsigned at_other(unsigned at, int program);

@@ -215,8 +215,8 @@ extern "C" const char* launch(const Launch* given) {
   asked = *given, problem.clear(), prefetches.clear(), waits = 0, now = nullptr;
   blockDim = {asked.threads, 1, 1}, gridDim = {asked.grid[0], asked.grid[1], asked.grid[2]};
   try {
-    const int wrong = wrong_argument(asked.kinds, asked.count);
-    if (wrong >= 0) fail("argument %d of %d is not what the kernel takes", wrong, asked.count);
+    const int wrong = wrong_argument(asked.kinds, asked.arguments);
+    if (wrong >= 0) fail("argument %d of %d is not what the kernel takes", wrong, asked.arguments);
     if (asked.shared > SHARED) fail("%u bytes of shared memory are too many", asked.shared);
     if (asked.threads < 32 || asked.threads > 1024 || asked.threads % 32) fail("%u threads", asked.threads);
     if (gridDim.x % cluster) fail("%u blocks are no whole clusters of %d", gridDim.x, cluster);

@@ -138,7 +138,8 @@ void fetch(unsigned to, const Map* map, int column, int row, unsigned barrier, u
   if (block_of(barrier) != work->block) fail("a barrier of another block");
   if (to % 128) fail("a block of a matrix would come to %#x, which is no multiple of 128", to);
   shared_at(to, work->bytes, 128, work->block);
-  check_global(map->matrix, (long)map->rows * map->columns * 2, false);
+  const long line = map->columns * 2, first = std::clamp(row, 0, map->rows), end = std::clamp(row + map->box_rows, 0, map->rows);
+  if (end > first) check_global(map->matrix + first * line, (end - first) * line, false);
   start(work, work->block);
 }
 void copy(unsigned to, const void* from, int bytes, unsigned barrier) {
@@ -181,14 +182,15 @@ void find_shared(Block& block) {
 
 void check_global(const void* at, long bytes, bool written) {
   const Launch& launch = launched();
-  for (int i = 0; i < launch.range_count; i++) {
-    const Range& one = launch.ranges[i];
-    if ((const char*)at < one.begin || (const char*)at + bytes > one.end) continue;
-    if (!now->awaited && (written || one.fresh))
-      fail("%s before the kernel before has ended", written ? "memory is written" : "what the kernel before writes is read");
-    return;
-  }
-  fail("%ld bytes at %p, which are %s, are in none of the kernel's tensors", bytes, at, written ? "written" : "read");
+  const char *begin = (const char*)at, *end = begin + bytes;
+  bool known = false;
+  for (int i = 0; i < launch.tensors && !known; i++) known = begin >= launch.tensor[i].begin && end <= launch.tensor[i].end;
+  if (!known) fail("%ld bytes are %s that are in none of the kernel's tensors", bytes, written ? "written" : "read");
+  if (now->awaited) return;
+  if (written) fail("memory is written before the kernel before has ended");
+  for (int i = 0; i < launch.fresh; i++)
+    if (begin < launch.fresh_one[i].end && end > launch.fresh_one[i].begin)
+      fail("what the kernel before writes is read before it has ended");
 }
 
 static void check(const void* p, long bytes, bool written) {

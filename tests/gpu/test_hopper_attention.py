@@ -19,7 +19,8 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() != cuda.H
 
 from diagonal.engine.kernels import attention, fused, hopper_attention
 from diagonal.engine.kernels.visibility import BLOCK, NOWHERE, Visibility
-from tests.gpu.test_attention import BOUND, Shape, attended, case, error
+from tests.caches import BOUND, Shape, case, error
+from tests.gpu.test_attention import attended
 
 pytestmark = pytest.mark.gpu
 

@@ -1,4 +1,4 @@
-"""What the kernels for products compute, on a CPU, against float64."""
+"""What the kernels for products of many tokens compute: on a CPU, against float64."""
 
 from __future__ import annotations
 
