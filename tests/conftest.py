@@ -13,7 +13,8 @@ from hypothesis import settings
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.cuda_on_cpu import AVAILABLE, Machine
+from tests.cuda_on_cpu import Machine
+from tests.cuda_on_cpu.compiler import AVAILABLE
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -7,11 +7,6 @@ there calls them here: with its grids, its shared memory, and its arguments.
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import re
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,18 +17,10 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.kernels import cuda, held_ids, hopper_attention, narrow, wide
+from tests.cuda_on_cpu.compiler import compiled
 
-HERE, SOURCE = Path(__file__).parent, Path(cuda.__file__).parent
-MACHINE = ("machine.cpp", "memory.cpp", "tensor_cores.cpp")
-GCC = ("g++", "-w", "-Wno-psabi", "-fPIC", "-I.", "-U_FORTIFY_SOURCE")
-# Every access to memory is a call, which looks whether it may be; a CPU reads 16 bytes from anywhere, a GPU does not.
-CHECKED = [
-    "-fsanitize=kernel-address,alignment",
-    *(f"--param=asan-{one}=0" for one in ("instrumentation-with-call-threshold", "stack", "globals")),
-]
 MAP = 0x5CA1AB1E
 PIECE = 16  # bytes that a GPU reads at a time: where one of them is a tensor's, there is memory for the others
-AVAILABLE = shutil.which("g++") is not None
 
 
 class _Matrix(ctypes.Structure):
@@ -72,6 +59,7 @@ class Machine:
     processors: int = 4
     late: bool = False
     fresh: Sequence[Tensor] = ()
+    changes: Mapping[str, str] = field(default_factory=dict)  # of a kernel's text, to see that mistakes show
     waits: int = 0  # for each other of the threads of all blocks, in the last launch
     prefetched: list[int] = field(default_factory=list)  # addresses
     matrices: dict[int, Tensor] = field(default_factory=dict)  # that maps were made of, by their addresses
@@ -85,7 +73,11 @@ class Machine:
         device: torch.device,
         percent: int = -1,
     ) -> Emulated:
-        return Emulated(self, compiled(self.folder, path, name, constants), shared)
+        source = path.read_text()
+        for old, new in self.changes.items():
+            assert old in source, f"{path.name} has no {old}"
+            source = source.replace(old, new)
+        return Emulated(self, compiled(self.folder, source, name, constants), shared)
 
     def tensor_map(self, matrix_RC: Tensor, rows: int, columns: int) -> cuda.Map:
         assert matrix_RC.is_contiguous() and matrix_RC.dtype == torch.bfloat16 and matrix_RC.data_ptr() % PIECE == 0
@@ -153,57 +145,3 @@ def _ranges(tensors: Sequence[Tensor], piece: int) -> ctypes.Array[_Range]:
         begin, end = one.data_ptr(), one.data_ptr() + (last + 1) * one.itemsize
         found.append(_Range(begin // piece * piece, -(-end // piece) * piece))
     return (_Range * len(found))(*found)
-
-
-def compiled(folder: Path, path: Path, name: str, constants: Mapping[str, int | str]) -> ctypes.CDLL:
-    """A kernel as a library of the folder, made if it is not there."""
-    source = path.read_text()
-    dynamic = re.search(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\]", source)
-    cluster = re.search(r"__cluster_dims__\((\w+), 1, 1\)", source)
-    defined = {
-        **constants,
-        "KERNEL": f'"{path.name}"',
-        "NAME": name,
-        "CLUSTER": cluster[1] if cluster else "1",
-        "TYPE": dynamic[1] if dynamic else "char",
-        "PLACE": dynamic[2] if dynamic else "memory",
-    }
-    options = [f"-D{key}={value}" for key, value in defined.items()]
-    sources = _sources()
-    texts = "\0".join([*options, *(one.read_text() for one in (path, *sources.values()))])
-    home = folder / hashlib.sha256(texts.encode()).hexdigest()[:16]
-    target = home / "kernel.so"
-    if not target.exists():
-        home.mkdir(exist_ok=True)
-        for file, there in {**sources, path.name: path}.items():
-            shutil.copy(there, home / file)
-        command = [*GCC, "-O1", "-std=c++17", "-fno-extern-tls-init", "-shared", *CHECKED, *options, "kernel.cpp"]
-        _run([*command, *_machine(folder), "-Wl,--as-needed"], home, target)
-    library = ctypes.CDLL(str(target))
-    library.launch.restype = ctypes.c_char_p
-    return library
-
-
-def _sources() -> dict[str, Path]:
-    """Files that are included: the kernels' own, and what takes the place of some of them."""
-    return {
-        one.name: one for one in (*SOURCE.glob("*.cuh"), *HERE.glob("*.cuh"), *HERE.glob("*.h"), *HERE.glob("*.cpp"))
-    }
-
-
-def _machine(folder: Path) -> list[str]:
-    """What does not depend on the kernel, compiled once."""
-    made = [(name, folder / f"{name}.o") for name in MACHINE]
-    for name, target in made:
-        if not target.exists():
-            _run([*GCC, "-O3", "-std=c++20", "-c", name], HERE, target)
-    return [str(target) for _, target in made]
-
-
-def _run(command: list[str], where: Path, target: Path) -> None:
-    """The compiler. Others may want the same at the same time: what is there is whole."""
-    part = target.with_suffix(f".{os.getpid()}")
-    done = subprocess.run([*command, "-o", str(part)], cwd=where, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"g++ refuses it:\n{done.stderr}")
-    part.rename(target)

@@ -12,6 +12,7 @@
 #include "products.h"
 
 constexpr unsigned SHARED = 227 * 1024;  // bytes that a block may ask for
+constexpr unsigned PIECE = 16;           // bytes that copies and the tensor cores take at a time
 
 struct Range {
   const char *begin, *end;
@@ -37,6 +38,7 @@ struct Fibre {
   const void* about;
   const char* what = "";
   unsigned number = 0;
+  std::vector<unsigned> unfenced;  // pieces of shared memory that it wrote and the tensor cores do not see yet
 };
 
 struct Warp {
@@ -51,8 +53,9 @@ struct Block {
   std::vector<Warp> warps;
   std::vector<std::unique_ptr<Products>> products;
   Meeting all, named[16];
-  unsigned left;   // threads that have not ended
-  char* memory = nullptr;  // shared, of the size that was asked for
+  unsigned left;  // threads that have not ended
+  char* memory = nullptr;    // shared, of the size that was asked for
+  std::vector<bool> hidden;  // pieces of it that the tensor cores do not see
   char* statics = nullptr;  // all that is shared
   size_t statics_bytes = 0;
   ucontext_t turns;
@@ -60,7 +63,7 @@ struct Block {
   bool end = false;
 
   Block(int rank, uint3 index, unsigned threads)
-      : rank(rank), index(index), fibres(threads), warps(threads / 32), left(threads) {
+      : rank(rank), index(index), fibres(threads), warps(threads / 32), left(threads), hidden(SHARED / PIECE) {
     for (unsigned group = 0; group < (threads + 127) / 128; group++) products.emplace_back(new Products());
   }
 };
@@ -68,5 +71,5 @@ struct Block {
 extern const int cluster;  // blocks of one (kernel.cpp)
 extern Fibre* now;  // whose turn it is, if it is any's
 const Launch& launched();
-char* memory_of(int block);  // of the cluster
+Block& block_at(int rank);  // of the cluster
 void find_shared(Block& block);

@@ -19,7 +19,7 @@ constexpr u64 ONCE = 0x12F0000000000000ull, USUAL = 0x10F0000000000000ull, AGAIN
 inline unsigned address(const void* p) { return address_of(p); }
 void init(unsigned barrier, int arrivals);
 inline void barriers_made() {}
-inline void fence_for_tensor_cores() {}
+void fence_for_tensor_cores();
 void expect(unsigned barrier, int bytes);
 void arrive(unsigned barrier);
 void await(unsigned barrier, int parity);

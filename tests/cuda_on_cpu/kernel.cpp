@@ -1,11 +1,11 @@
-// One kernel, compiled for a CPU. Set: KERNEL, its file; NAME, its function; CLUSTER, blocks of a cluster; and how it declares
+// One kernel, compiled for a CPU. Set: NAME, its function; CLUSTER, blocks of a cluster; and how it declares
 // the shared memory whose size is said when it is launched: TYPE and PLACE.
 
 #include <utility>
 
 #include "words.h"
 
-#include KERNEL
+#include "kernel.cu"
 
 constexpr unsigned ROOM = 256 * 1024;
 alignas(1024) thread_local TYPE PLACE[ROOM / sizeof(TYPE)];

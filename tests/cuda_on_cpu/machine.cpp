@@ -11,6 +11,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <random>
 #include <semaphore>
 #include <string>
 #include <thread>
@@ -43,6 +44,7 @@ std::deque<Underway> under_way;
 Meeting all_blocks;
 std::vector<const void*> prefetches;
 int waits;
+std::minstd_rand chance;
 
 void fibre() {
   call(asked.given);
@@ -51,6 +53,9 @@ void fibre() {
   swapcontext(&now->context, &now->block->turns);
 }
 
+// One of so many: always the first, or any where things are to come late and in no order.
+unsigned any_of(unsigned count) { return asked.late ? chance() % count : 0; }
+
 bool may_go_on(const Fibre& one) { return !one.over && (!one.ready || one.ready(one.about)); }
 bool may_go_on(const Block& block) {
   return std::any_of(block.fibres.begin(), block.fibres.end(), [](const Fibre& one) { return may_go_on(one); });
@@ -58,9 +63,9 @@ bool may_go_on(const Block& block) {
 
 // As far as each of the block's fibres gets.
 void take_turns(Block& block) {
-  const int count = block.fibres.size();
+  const int count = block.fibres.size(), first = any_of(count);
   for (int i = 0; i < count && problem.empty(); i++) {
-    Fibre& one = block.fibres[asked.late ? count - 1 - i : i];
+    Fibre& one = block.fibres[(first + i) % count];
     if (!may_go_on(one)) continue;
     now = &one, threadIdx = {one.thread, 0, 0}, blockIdx = block.index;
     swapcontext(&block.turns, &one.context);
@@ -82,7 +87,8 @@ void live(Block& block) {
     one.context.uc_link = nullptr;
     makecontext(&one.context, fibre, 0);
   }
-  for (; !block.end; block.go.acquire()) {
+  block.back.release();
+  for (block.go.acquire(); !block.end; block.go.acquire()) {
     while (problem.empty() && may_go_on(block)) take_turns(block);
     block.back.release();
   }
@@ -110,6 +116,7 @@ void run_cluster(uint3 first) {
   for (int rank = 0; rank < cluster; rank++) {
     blocks.emplace_back(new Block(rank, {first.x + rank, first.y, first.z}, asked.threads));
     lives.emplace_back(live, std::ref(*blocks.back()));
+    turn_of(*blocks.back());  // its memory is there
   }
   try {
     for (;;) {
@@ -123,8 +130,9 @@ void run_cluster(uint3 first) {
       if (!problem.empty()) break;
       if (moved) continue;
       if (!under_way.empty()) {
-        Underway next = std::move(under_way.front());
-        under_way.pop_front();
+        const auto any = under_way.begin() + any_of(under_way.size());
+        Underway next = std::move(*any);
+        under_way.erase(any);
         if (blocks[next.block]->left == 0) fail("block %d of a cluster ends before all has come that was asked for", next.block);
         next.work->run();
       } else if (left) {
@@ -205,14 +213,14 @@ void start(Work* work, int block) {
   work->run();
 }
 int own_block() { return now->block->rank; }
-char* memory_of(int block) { return blocks[block]->memory; }
+Block& block_at(int rank) { return *blocks[rank]; }
 const Launch& launched() { return asked; }
 Products& own_products() { return *now->block->products[now->thread / 128]; }
 void kernel_before_has_ended() { now->awaited = true; }
 void note_prefetch(const void* at) { prefetches.push_back(at); }
 
 extern "C" const char* launch(const Launch* given) {
-  asked = *given, problem.clear(), prefetches.clear(), waits = 0, now = nullptr;
+  asked = *given, problem.clear(), prefetches.clear(), waits = 0, now = nullptr, chance.seed(1);
   blockDim = {asked.threads, 1, 1}, gridDim = {asked.grid[0], asked.grid[1], asked.grid[2]};
   try {
     const int wrong = wrong_argument(asked.kinds, asked.arguments);

@@ -58,6 +58,7 @@ struct Fetch : Arrival {
         unsigned at = to + r * line + c;
         at ^= (at >> 7 & 7) << 4;
         char* piece = shared_at(at, 16, 16, block);
+        block_at(block).hidden[(at % (1u << OFFSET_BITS) - FIRST) / PIECE] = false;
         for (int b = 0; b < 16; b += 2) {
           const int from_row = row + r, from_column = column + (c + b) / 2;
           const bool there = from_row >= 0 && from_row < map.rows && from_column >= 0 && from_column < map.columns;
@@ -106,7 +107,7 @@ char* shared_at(unsigned at, unsigned bytes, unsigned aligned, int block) {
   if (at % aligned) fail("an address of shared memory, %#x, is no multiple of %u", at, aligned);
   if (offset < FIRST || offset - FIRST + bytes > launched().shared)
     fail("%u bytes at %#x are not all in the shared memory of %u bytes", bytes, at, launched().shared);
-  return memory_of(block) + offset - FIRST;
+  return block_at(block).memory + offset - FIRST;
 }
 unsigned at_other(unsigned at, int program) {
   const unsigned there = at | (unsigned)(program + 1) << OFFSET_BITS;
@@ -193,12 +194,27 @@ void check_global(const void* at, long bytes, bool written) {
       fail("what the kernel before writes is read before it has ended");
 }
 
+// What threads write the tensor cores see after a fence.
+static void hide(unsigned at, long bytes) {
+  for (unsigned piece = at / PIECE; piece <= (at + bytes - 1) / PIECE; piece++) {
+    now->block->hidden[piece] = true;
+    now->unfenced.push_back(piece);
+  }
+}
+void fence_for_tensor_cores() {
+  for (unsigned piece : now->unfenced) now->block->hidden[piece] = false;
+  now->unfenced.clear();
+}
+
 static void check(const void* p, long bytes, bool written) {
   const char* at = (const char*)p;
   auto in = [&](const char* begin, const char* end) { return at >= begin && at + bytes <= end; };
   if (!now || in((char*)now->context.uc_stack.ss_sp, (char*)now->context.uc_stack.ss_sp + now->context.uc_stack.ss_size)) return;
   const Block& block = *now->block;
-  if (in(block.memory, block.memory + launched().shared)) return;
+  if (in(block.memory, block.memory + launched().shared)) {
+    if (written) hide(at - block.memory, bytes);
+    return;
+  }
   if (in(block.statics, block.statics + block.statics_bytes)) {
     if (at + bytes <= block.memory || at >= block.memory + 256 * 1024) return;
     fail("%ld bytes at %ld are not in the shared memory of %u bytes", bytes, (long)(at - block.memory), launched().shared);

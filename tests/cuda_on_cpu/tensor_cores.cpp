@@ -18,8 +18,11 @@ struct Place {
       fail("%#llx says of no matrix where it lies", bits);
   }
   const bf16_t* piece(unsigned offset, int block) const {  // of eight numbers
-    const unsigned at = start + offset;
-    return (const bf16_t*)shared_at(at ^ (at >> 7 & 7) << 4, 16, 16, block);
+    unsigned at = start + offset;
+    at ^= (at >> 7 & 7) << 4;
+    const char* found = shared_at(at, PIECE, PIECE, block);
+    if (block_at(block).hidden[(at - FIRST) / PIECE]) fail("threads wrote what is at %#x, and the tensor cores do not see it", at);
+    return (const bf16_t*)found;
   }
 };
 

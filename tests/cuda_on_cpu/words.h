@@ -8,6 +8,8 @@
 
 #include "machine.h"
 
+using std::isinf;
+using std::isnan;
 using std::max;
 using std::min;
 
