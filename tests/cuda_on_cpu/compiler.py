@@ -32,10 +32,10 @@ def compiled(folder: Path, source: str, name: str, constants: Mapping[str, int |
     cluster = re.search(r"__cluster_dims__\((\w+), 1, 1\)", source)
     defined = {
         **constants,
-        "NAME": name,
-        "CLUSTER": cluster[1] if cluster else "1",
-        "TYPE": dynamic[1] if dynamic else "char",
-        "PLACE": dynamic[2] if dynamic else "memory",
+        "KERNEL_NAME": name,
+        "KERNEL_CLUSTER": cluster[1] if cluster else "1",
+        "MEMORY_TYPE": dynamic[1] if dynamic else "char",
+        "MEMORY": dynamic[2] if dynamic else "memory",
     }
     options = [f"-D{key}={value}" for key, value in defined.items()]
     texts = {**{one.name: one.read_text() for one in INCLUDED}, "kernel.cu": source}

@@ -1,5 +1,5 @@
-// One kernel, compiled for a CPU. Set: NAME, its function; CLUSTER, blocks of a cluster; and how it declares
-// the shared memory whose size is said when it is launched: TYPE and PLACE.
+// One kernel, compiled for a CPU. Set beside its own constants: KERNEL_NAME, its function; KERNEL_CLUSTER, blocks of a cluster;
+// and how it declares the shared memory whose size is said when it is launched: MEMORY_TYPE and MEMORY.
 
 #include <utility>
 
@@ -8,10 +8,10 @@
 #include "kernel.cu"
 
 constexpr unsigned ROOM = 256 * 1024;
-alignas(1024) thread_local TYPE PLACE[ROOM / sizeof(TYPE)];
+alignas(1024) thread_local MEMORY_TYPE MEMORY[ROOM / sizeof(MEMORY_TYPE)];
 
-extern const int cluster = CLUSTER;
-char* shared_memory() { return (char*)PLACE; }
+extern const int cluster = KERNEL_CLUSTER;
+char* shared_memory() { return (char*)MEMORY; }
 
 #define UNCHECKED __attribute__((no_sanitize_address, no_sanitize_undefined))  // as it is no part of the kernel
 
@@ -45,5 +45,5 @@ UNCHECKED static int check_with(void (*)(Given...), const int* kinds, int count)
     if (kinds[i] != wanted[i]) return i;
   return -1;
 }
-void call(void** given) { call_with(NAME, given); }
-int wrong_argument(const int* kinds, int count) { return check_with(NAME, kinds, count); }
+void call(void** given) { call_with(KERNEL_NAME, given); }
+int wrong_argument(const int* kinds, int count) { return check_with(KERNEL_NAME, kinds, count); }
