@@ -51,13 +51,14 @@ class _Launch(ctypes.Structure):
 
 @dataclass
 class Machine:
-    """Kernels that were compiled into a folder, and how they run: what goes on beside the threads (fetches, products
-    of the tensor cores) happens at once, or as late as it may. What is `fresh` the kernel before writes: it may not be
-    read before that has ended."""
+    """Kernels that were compiled into a folder, and how they run. What goes on beside the threads (fetches, products
+    of the tensor cores) happens at once, or if it is to be `late` when no thread can go on without, in an order of
+    chance, of which this is the seed. What is `fresh` the kernel before writes: it may not be read before that has
+    ended."""
 
     folder: Path
     processors: int = 4
-    late: bool = False
+    late: int = 0
     fresh: Sequence[Tensor] = ()
     changes: Mapping[str, str] = field(default_factory=dict)  # of a kernel's text, to see that mistakes show
     waits: int = 0  # for each other of the threads of all blocks, in the last launch

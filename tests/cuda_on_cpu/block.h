@@ -12,6 +12,7 @@
 #include "products.h"
 
 constexpr unsigned SHARED = 227 * 1024;  // bytes that a block may ask for
+constexpr size_t STACK = 128 * 1024;     // of a thread
 constexpr unsigned PIECE = 16;           // bytes that copies and the tensor cores take at a time
 
 struct Range {
@@ -53,10 +54,10 @@ struct Block {
   std::vector<Warp> warps;
   std::vector<std::unique_ptr<Products>> products;
   Meeting all, named[16];
-  unsigned left;  // threads that have not ended
+  unsigned left;             // threads that have not ended
   char* memory = nullptr;    // shared, of the size that was asked for
   std::vector<bool> hidden;  // pieces of it that the tensor cores do not see
-  char* statics = nullptr;  // all that is shared
+  char* statics = nullptr;   // all that is shared
   size_t statics_bytes = 0;
   ucontext_t turns;
   std::binary_semaphore go{0}, back{0};

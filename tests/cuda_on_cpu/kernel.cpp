@@ -7,7 +7,6 @@
 
 #include "kernel.cu"
 
-constexpr unsigned ROOM = 256 * 1024;
 alignas(1024) thread_local MEMORY_TYPE MEMORY[ROOM / sizeof(MEMORY_TYPE)];
 
 extern const int cluster = KERNEL_CLUSTER;

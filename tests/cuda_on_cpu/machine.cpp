@@ -8,7 +8,6 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
-#include <deque>
 #include <map>
 #include <memory>
 #include <random>
@@ -28,8 +27,6 @@ uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace {
 
-constexpr size_t STACK = 128 * 1024;
-
 struct Mistake {};
 
 struct Underway {
@@ -40,7 +37,7 @@ struct Underway {
 Launch asked;
 std::string problem;
 std::vector<std::unique_ptr<Block>> blocks;  // of the cluster that runs
-std::deque<Underway> under_way;
+std::vector<Underway> under_way;
 Meeting all_blocks;
 std::vector<const void*> prefetches;
 int waits;
@@ -110,6 +107,31 @@ std::string who_waits() {
   return out;
 }
 
+// As far as the fibres of all blocks get.
+void take_all_turns() {
+  for (bool moved = true; moved && problem.empty();) {
+    moved = false;
+    for (auto& block : blocks)
+      if (may_go_on(*block)) turn_of(*block), moved = true;
+  }
+}
+
+// Some of the work that goes on beside threads, until one of them may go on.
+void work_late() {
+  for (bool enough = false; !enough && !under_way.empty();) {
+    std::swap(under_way[any_of(under_way.size())], under_way.back());
+    const Underway next = std::move(under_way.back());
+    under_way.pop_back();
+    if (blocks[next.block]->left == 0) fail("block %d of a cluster ends before all has come that was asked for", next.block);
+    next.work->run();
+    enough = may_go_on(*blocks[next.block]);
+  }
+}
+
+bool all_over() {
+  return std::all_of(blocks.begin(), blocks.end(), [](const auto& block) { return block->left == 0; });
+}
+
 void run_cluster(uint3 first) {
   blocks.clear(), under_way.clear(), all_blocks = Meeting();
   std::vector<std::thread> lives;
@@ -119,27 +141,9 @@ void run_cluster(uint3 first) {
     turn_of(*blocks.back());  // its memory is there
   }
   try {
-    for (;;) {
-      bool moved = false, left = false;
-      for (auto& block : blocks) {
-        if (!may_go_on(*block)) continue;
-        turn_of(*block);
-        moved = true;
-      }
-      for (auto& block : blocks) left |= block->left > 0;
-      if (!problem.empty()) break;
-      if (moved) continue;
-      if (!under_way.empty()) {
-        const auto any = under_way.begin() + any_of(under_way.size());
-        Underway next = std::move(*any);
-        under_way.erase(any);
-        if (blocks[next.block]->left == 0) fail("block %d of a cluster ends before all has come that was asked for", next.block);
-        next.work->run();
-      } else if (left) {
-        fail("threads wait forever: %s", who_waits().c_str());
-      } else {
-        break;
-      }
+    for (take_all_turns(); problem.empty() && !(all_over() && under_way.empty()); take_all_turns()) {
+      if (under_way.empty()) fail("threads wait forever: %s", who_waits().c_str());
+      work_late();
     }
   } catch (Mistake) {
   }
@@ -220,7 +224,7 @@ void kernel_before_has_ended() { now->awaited = true; }
 void note_prefetch(const void* at) { prefetches.push_back(at); }
 
 extern "C" const char* launch(const Launch* given) {
-  asked = *given, problem.clear(), prefetches.clear(), waits = 0, now = nullptr, chance.seed(1);
+  asked = *given, problem.clear(), prefetches.clear(), waits = 0, now = nullptr, chance.seed(asked.late);
   blockDim = {asked.threads, 1, 1}, gridDim = {asked.grid[0], asked.grid[1], asked.grid[2]};
   try {
     const int wrong = wrong_argument(asked.kinds, asked.arguments);

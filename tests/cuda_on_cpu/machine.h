@@ -51,7 +51,8 @@ bool late();
 
 // Shared memory has addresses of 32 bits: an offset, and above it which block of the cluster is meant, 0 for one's own.
 constexpr int OFFSET_BITS = 24;
-constexpr unsigned FIRST = 1024;  // so that 0 is no address
+constexpr unsigned FIRST = 1024;       // so that 0 is no address
+constexpr unsigned ROOM = 256 * 1024;  // more than any block may have
 unsigned address_of(const void* p);
 char* shared_at(unsigned at, unsigned bytes, unsigned aligned, int block);
 int block_of(unsigned at);  // of the cluster

@@ -3,6 +3,7 @@
 
 #include <link.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "block.h"
@@ -139,7 +140,8 @@ void fetch(unsigned to, const Map* map, int column, int row, unsigned barrier, u
   if (block_of(barrier) != work->block) fail("a barrier of another block");
   if (to % 128) fail("a block of a matrix would come to %#x, which is no multiple of 128", to);
   shared_at(to, work->bytes, 128, work->block);
-  const long line = map->columns * 2, first = std::clamp(row, 0, map->rows), end = std::clamp(row + map->box_rows, 0, map->rows);
+  const long line = map->columns * 2;
+  const int first = std::clamp(row, 0, map->rows), end = std::clamp(row + map->box_rows, 0, map->rows);
   if (end > first) check_global(map->matrix + first * line, (end - first) * line, false);
   start(work, work->block);
 }
@@ -215,19 +217,17 @@ void fence_for_tensor_cores() {
 
 static void check(const void* p, long bytes, bool written) {
   const char* at = (const char*)p;
-  auto in = [&](const char* begin, const char* end) { return at >= begin && at + bytes <= end; };
-  if (!now || in((char*)now->context.uc_stack.ss_sp, (char*)now->context.uc_stack.ss_sp + now->context.uc_stack.ss_size)) return;
+  auto in = [&](const char* begin, size_t size) { return at >= begin && at + bytes <= begin + size; };
   const Block& block = *now->block;
-  if (in(block.memory, block.memory + launched().shared)) {
+  const unsigned shared = launched().shared;
+  if (in(now->stack.get(), STACK)) return;
+  if (in(block.memory, shared)) {
     if (written) hide(at - block.memory, bytes);
-    return;
+  } else if (in(block.memory, ROOM)) {
+    fail("%ld bytes at %ld are not in the shared memory of %u bytes", bytes, (long)(at - block.memory), shared);
+  } else if (!in(block.statics, block.statics_bytes) && !in(code_begin, code_end - code_begin)) {
+    check_global(p, bytes, written);
   }
-  if (in(block.statics, block.statics + block.statics_bytes)) {
-    if (at + bytes <= block.memory || at >= block.memory + 256 * 1024) return;
-    fail("%ld bytes at %ld are not in the shared memory of %u bytes", bytes, (long)(at - block.memory), launched().shared);
-  }
-  if (in(code_begin, code_end)) return;
-  check_global(p, bytes, written);
 }
 
 extern "C" {

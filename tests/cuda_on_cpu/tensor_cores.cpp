@@ -13,7 +13,8 @@ constexpr int ROWS = 64, DEPTH = 16, THREADS = 128;
 // Where a matrix lies: rows of 128 bytes, whose 16-byte pieces change places by the bits of the address above.
 struct Place {
   unsigned start, leading, stride;
-  explicit Place(u64 bits) : start((bits & 0x3fff) << 4), leading((bits >> 16 & 0x3fff) << 4), stride((bits >> 32 & 0x3fff) << 4) {
+  explicit Place(u64 bits)
+      : start((bits & 0x3fff) << 4), leading((bits >> 16 & 0x3fff) << 4), stride((bits >> 32 & 0x3fff) << 4) {
     if (bits & ~(0x3fffull | 0x3fffull << 16 | 0x3fffull << 32 | 1ull << 62) || !(bits >> 62 & 1))
       fail("%#llx says of no matrix where it lies", bits);
   }
@@ -21,7 +22,8 @@ struct Place {
     unsigned at = start + offset;
     at ^= (at >> 7 & 7) << 4;
     const char* found = shared_at(at, PIECE, PIECE, block);
-    if (block_at(block).hidden[(at - FIRST) / PIECE]) fail("threads wrote what is at %#x, and the tensor cores do not see it", at);
+    if (block_at(block).hidden[(at - FIRST) / PIECE])
+      fail("threads wrote what is at %#x, and the tensor cores do not see it", at);
     return (const bf16_t*)found;
   }
 };

