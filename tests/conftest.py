@@ -1,4 +1,4 @@
-"""Shared fixtures: tiny models, and the recorded reference data."""
+"""Shared fixtures: tiny models, the recorded reference data, and a machine for kernels in CUDA C++."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from hypothesis import settings
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.cuda_on_cpu import Machine
+from tests.cuda_on_cpu.compiler import AVAILABLE
+
 GOLDEN = Path(__file__).parent / "golden"
 
 settings.register_profile("diagonal", max_examples=120, deadline=None, derandomize=True)
@@ -24,6 +27,19 @@ def _threads() -> None:
     """Tests run side by side: one thread each is faster, and sums come out in one order. Commands they call, too."""
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture
+def machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """What kernels in CUDA C++ run on in this test: a CPU."""
+    if not AVAILABLE:
+        pytest.skip("needs g++")
+    session = tmp_path_factory.getbasetemp()
+    folder = (session.parent if "PYTEST_XDIST_WORKER" in os.environ else session) / "kernels"
+    folder.mkdir(exist_ok=True)
+    found = Machine(folder)
+    found.install(monkeypatch)
+    return found
 
 
 def golden(name: str) -> dict[str, Tensor]:

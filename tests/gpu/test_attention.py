@@ -16,21 +16,18 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
-from diagonal.engine.kernels import attention, plain
+from diagonal.engine.kernels import attention
 from diagonal.engine.kernels.attention import attend, tiles
 from diagonal.engine.kernels.visibility import BLOCK, Visibility, attend_reference
+from tests.caches import BOUND, NEVER, NOW, Shape, case, error, seen_by
+from tests.gpu import DEVICE
 
 pytestmark = pytest.mark.gpu
 
 CUDA = torch.cuda.is_available()
-DEVICE = "cuda" if CUDA else "cpu"
-NEVER = torch.iinfo(torch.int32).max
-NOW = 12
-BOUND = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of the largest value
 on_gpu = pytest.mark.skipif(not CUDA, reason="needs a GPU")
 
-Shape = tuple[int, int, int, int, int, int]  # B, H, K, S, L, D
-SHAPES: list[Shape] = [
+SHAPES: list[Shape] = [  # B, H, K, S, L, D
     (1, 8, 2, 1, 192, 128),  # one query: a tile that is mostly padding
     (2, 4, 4, 5, 128, 16),  # no grouping
     (1, 12, 4, 6, 448, 64),  # groups of 3: tiles cut through a query's group
@@ -48,44 +45,6 @@ REAL: list[Shape] = [  # Cosmos, MC-AR, WHAM, doom
 
 def _int32(number: int) -> Tensor:
     return torch.tensor([number], dtype=torch.int32, device=DEVICE)
-
-
-def case(shape: Shape, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor, Tensor], Visibility]:
-    """Random inputs in a cache with holes. Blocks behind all that is written are NaN, other slots that are not written
-    hold large numbers; the last query of several is padding. All others see the first slots."""
-    batch, heads, kv_heads, queries, length, width = shape
-    noise = torch.Generator(DEVICE).manual_seed(sum(shape))
-    q = torch.randn(batch, queries, heads, width, generator=noise, device=DEVICE).to(dtype).transpose(1, 2)
-    k, v = (torch.randn(batch, kv_heads, length, width, generator=noise, device=DEVICE).to(dtype) for _ in range(2))
-    extent = length - length // 8
-    fed = torch.randint(0, 2 * NOW, (length,), generator=noise, device=DEVICE, dtype=torch.int32)
-    fed[: length // 3] = 0
-    fed[length // 3 : length // 2] = NEVER  # rounds of keys in which nothing is written
-    fed[extent:] = NEVER
-    k[:, :, fed > NOW] = v[:, :, fed > NOW] = 1e4
-    slots = torch.randint(length // 3, extent, (queries,), generator=noise, device=DEVICE)
-    if queries > 1:
-        slots[-1] = -1
-    seen = _seen(slots, fed, NOW)
-    k[:, :, int(seen.extent) * BLOCK :] = v[:, :, int(seen.extent) * BLOCK :] = torch.nan
-    return (q, k, v), seen
-
-
-def _seen(slots: Tensor, fed: Tensor, step: int) -> Visibility:
-    """The rule with its numbers of blocks."""
-    written = (fed <= step).view(-1, BLOCK)
-    least = int(slots[slots >= 0].min())
-    wholly = [bool(one.all()) and (index + 1) * BLOCK <= least + 1 for index, one in enumerate(written)]
-    used = written.any(1).nonzero().flatten().tolist()
-    numbers = ([*wholly, False].index(False), used[-1] + 1 if used else 0)
-    return Visibility(slots, plain.needed_slots(fed, _int32(step)), *map(_int32, numbers))
-
-
-def error(out: Tensor, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility) -> float:
-    """The largest difference from the twin in float64, as a share of the largest value."""
-    q, k, v = (tensor.double() for tensor in qkv)
-    true = attend_reference(q, k.nan_to_num(0), v.nan_to_num(0), seen)
-    return float((out.double() - true).abs().max() / true.abs().max())
 
 
 def attended(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, processors: int | None = None) -> Tensor:
@@ -122,7 +81,7 @@ def test_any_number_of_slots_is_shared_among_the_parts(written: int) -> None:
     k, v = k.nan_to_num(0), v.nan_to_num(0)
     fed = torch.full_like(seen.needed_L, NEVER)
     fed[:written] = 0
-    seen = _seen(seen.slots_S.to(torch.int32).fill_(191), fed, NOW)
+    seen = seen_by(seen.slots_S.to(torch.int32).fill_(191), fed, NOW)
     out = attended((q, k, v), seen, processors=9)
     torch.testing.assert_close(out, attend_reference(q, k, v, seen), rtol=1e-5, atol=1e-5)
     assert bool(out.any()) == (written > 0)
@@ -137,7 +96,7 @@ def test_blocks_that_all_see_wholly_need_no_look_at_their_slots(whole: int, proc
     fed[: 5 * BLOCK] = 0
     fed[5 * BLOCK : 5 * BLOCK + 9] = NOW
     slots = torch.tensor([5 * BLOCK - 1, 5 * BLOCK + 4, 447], device=DEVICE)
-    seen = _seen(slots, fed, NOW)
+    seen = seen_by(slots, fed, NOW)
     assert (int(seen.whole), int(seen.extent)) == (5, 6)
     given = (q, k.nan_to_num(0), v.nan_to_num(0))
     out = attended(given, replace(seen, whole=_int32(whole)), processors)
@@ -155,7 +114,7 @@ def test_a_captured_graph_follows_the_step() -> None:
         out = attend(*qkv, seen)
     for step, highest in ((NOW, 100), (NOW - 6, 200), (NOW, 260)):
         seen.slots_S.random_(0, highest)
-        now = _seen(seen.slots_S, fed, step)
+        now = seen_by(seen.slots_S, fed, step)
         for name in ("needed_L", "whole", "extent"):
             getattr(seen, name).copy_(getattr(now, name))
         graph.replay()

@@ -19,8 +19,9 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() != cuda.H
 
 from diagonal.engine.kernels import attention, fused, hopper_attention, plain
 from diagonal.engine.kernels.visibility import BLOCK, NOWHERE, Visibility
+from tests.caches import BOUND, Shape, case, error
 from tests.gpu import poisoned
-from tests.gpu.test_attention import BOUND, Shape, attended, case, error
+from tests.gpu.test_attention import attended
 
 pytestmark = pytest.mark.gpu
 

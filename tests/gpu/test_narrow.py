@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -13,51 +12,16 @@ from torch import Tensor
 from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import narrow
 from diagonal.engine.kernels.products import product as make
-from diagonal.engine.product import Norm, Pending, Product
+from diagonal.engine.product import Pending, Product
 from diagonal.models.layers import rope_1d
 from tests.gpu import BFLOAT16, poisoned
+from tests.products import check_product, random, random_product, usual
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 SHAPES = [(2560, 2048), (1024, 1024), (8192, 1024), (2048, 4096), (8262, 2048), (40, 512), (2304, 2304), (1000, 768)]
 SHAPES += [(1792, 1792)]
 Make = Callable[[Tensor, Product], Tensor]
 KINDS = ["plain", "rms", "layer", "affine", "silu", "gelu", "bias", "residual", "biased residual", "rms silu bias"]
-
-
-def _random(*shape: int, scale: float = 1.0) -> Tensor:
-    return (scale * torch.randn(*shape, device="cuda")).bfloat16()
-
-
-def random_product(kind: str, tokens: int, rows: int, depth: int) -> Product:
-    weight, gain, shift = _random(rows, depth, scale=depth**-0.5), 1 + _random(depth, scale=0.3), _random(depth)
-    norms: dict[str, Norm] = {
-        "rms": Norm(gain, None, 1e-5, centred=False),
-        "layer": Norm(None, None, 1e-5, centred=True),
-        "affine": Norm(gain, shift, 1e-5, centred=True),
-    }
-    act: Any = "silu" if "silu" in kind else "gelu" if "gelu" in kind else None
-    return Product(
-        weight,
-        _random(rows) if "bias" in kind else None,
-        next((norm for name, norm in norms.items() if name in kind), None),
-        act,
-        _random(tokens, rows) if "residual" in kind else None,
-    )
-
-
-def double(product: Product) -> Product:
-    def up(part: Tensor | None) -> Tensor | None:
-        return None if part is None else part.double()
-
-    norm = product.norm and replace(product.norm, weight=up(product.norm.weight), bias=up(product.norm.bias))
-    weight = product.weight_NK.double()
-    return Product(weight, up(product.bias_N), norm, product.act, up(product.residual))
-
-
-def usual(x: Tensor, product: Product) -> Tensor:
-    """In plain torch: with gradients no kernel is asked."""
-    with torch.enable_grad():
-        return make(x, product)
 
 
 def _made(x: Tensor, product: Product) -> Tensor | None:
@@ -76,16 +40,12 @@ def test_products_agree_with_float64(tokens: int, kind: str) -> None:
     torch.manual_seed(tokens)
     made = 0
     for rows, depth in SHAPES:
-        product, x = random_product(kind, tokens, rows, depth), _random(tokens, depth) + 0.5
+        product, x = random_product(kind, tokens, rows, depth), random(tokens, depth) + 0.5
         found = _made(x, product)
         if found is None:
             continue
         made += 1
-        wanted = usual(x.double(), double(product))
-        assert found.shape == wanted.shape and found.dtype == torch.bfloat16
-        # What a norm or an activation takes is rounded on the way.
-        bound = BFLOAT16 * (4 if product.norm or product.act else 1)
-        assert (found.double() - wanted).abs().max() <= bound * wanted.abs().max(), (rows, depth)
+        check_product(found, x, product)
     assert made >= 3
 
 
@@ -100,12 +60,12 @@ def test_heads_are_made_turned_and_remembered(
     from diagonal.engine.kernels import fused
 
     torch.manual_seed(inputs)
-    length, x = 50, _random(batch, inputs, width)
+    length, x = 50, random(batch, inputs, width)
     product = random_product(kind, inputs, (heads + 2 * kv_heads) * head, width)
     slots = torch.randperm(length, device="cuda")[:inputs]
     rope = rope_1d(slots, head, 10000.0) if kind == "rms" else None
     asked = Heads(Pending(x, product, make), kv_heads, head, rope)
-    caches = _random(2, batch, kv_heads, length, head)
+    caches = random(2, batch, kv_heads, length, head)
     found, others = caches.clone(), caches.clone()
     cut = narrow.fitting_heads(asked, found[0], found[1], slots)
     assert cut is not None and head == cut.HEAD
@@ -120,8 +80,8 @@ def test_heads_are_made_turned_and_remembered(
 
 
 def test_heads_that_it_is_not_made_for_are_left_to_others() -> None:
-    x, product = _random(1, 3, 1024), random_product("rms", 3, 24 * 64, 1024)
-    slots, cache = torch.arange(3, device="cuda"), _random(1, 4, 50, 64)
+    x, product = random(1, 3, 1024), random_product("rms", 3, 24 * 64, 1024)
+    slots, cache = torch.arange(3, device="cuda"), random(1, 4, 50, 64)
     rope = rope_1d(slots, 64, 10000.0)
     asked = Heads(Pending(x, product, make), 4, 64, rope)
     assert narrow.fitting_heads(asked, cache, cache, slots) is not None
@@ -139,7 +99,7 @@ def check_chain(tokens: int, make: Make) -> None:
     torch.manual_seed(0)
     ups = [random_product("rms silu", tokens, 8192, 2048) for _ in range(6)]
     downs = [random_product("plain", tokens, 2048, 4096) for _ in range(6)]
-    start = _random(tokens, 2048)
+    start = random(tokens, 2048)
 
     def chain(one: Make) -> Tensor:
         x = start.clone()

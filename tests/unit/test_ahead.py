@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +14,13 @@ from torch import Tensor
 import diagonal
 from diagonal.engine.attention import Causal
 from diagonal.engine.heads import Heads
-from diagonal.engine.kernels import cuda
+from diagonal.engine.kernels import cuda, hopper_attention, narrow, wide
 from diagonal.engine.kernels.products import product
+from diagonal.engine.kernels.visibility import Visibility
 from diagonal.engine.product import Pending, Product
 from diagonal.models import layers, wham
+from tests.cuda_on_cpu import Machine
+from tests.products import random, random_product
 
 MODELS = ["mcar/tiny", "cosmos/tiny", "cosmos/tiny-text", "wham/tiny"]
 
@@ -43,6 +48,38 @@ def test_no_line_lies_outside_of_its_matrix_nor_above_the_limit(limit: int) -> N
         assert not found.lines or last <= weight.nbytes
     (strided,) = cuda.ahead([torch.zeros(64, 1024).t()], limit)
     assert strided.lines == 0
+
+
+@pytest.mark.parametrize("limit", [0, 4096, 1 << 20])
+@pytest.mark.parametrize(("tokens", "kernel"), [(1, narrow), (14, narrow), (48, wide), (96, wide)])
+def test_products_fetch_what_comes_next_once(
+    tokens: int, kernel: Any, limit: int, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(kernel, "AHEAD", limit)
+    product = replace(random_product("plain", tokens, 256, 256, "cpu"), then=random(24, 512, device="cpu"))
+    found = kernel.cut(tokens, product, machine.processors)
+    kernel.run(random(tokens, 256, device="cpu"), product, found)
+    assert sorted(machine.prefetched) == _lines([product.then], limit)
+
+
+def test_attention_fetches_the_next_two(machine: Machine) -> None:
+    q, k = torch.zeros(1, 4, 3, 64).bfloat16(), torch.zeros(1, 2, 128, 64).bfloat16()
+    number = torch.ones(1, dtype=torch.long)
+    seen = Visibility(torch.arange(64, 67), torch.arange(128, dtype=torch.int32), number, 2 * number)
+    weights = (random(24, 512, device="cpu"), random(8, 256, device="cpu"))
+    for found in (hopper_attention.Cut(64, 1, SPLIT=False), hopper_attention.Cut(64, 3, SPLIT=False, CLUSTER=8)):
+        hopper_attention.run(found, (q, k, k), seen, (torch.empty(1, 3, 4, 64).bfloat16(), None, None), weights)
+        assert sorted(machine.prefetched) == _lines(weights, hopper_attention.AHEAD)
+
+
+def _lines(weights: Sequence[Tensor | None], limit: int) -> list[int]:
+    """Addresses of all that is to be fetched."""
+    found = []
+    for one in cuda.ahead(weights, limit):
+        starts = (one.start + segment * one.stride for segment in range(one.segments))
+        found += [start + line * cuda.LINE for start in starts for line in range(one.lines)]
+    return sorted(found)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,16 +1,9 @@
-"""Tokens from rows that a program holds. The kernel in CUDA C++ runs here on a CPU, compiled by g++, its threads taking
-turns."""
+"""Tokens from rows that a program holds. The kernel in CUDA C++ runs here on a CPU (tests/cuda_on_cpu)."""
 
 from __future__ import annotations
 
-import ctypes
-import math
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,50 +12,22 @@ from torch import Tensor
 from diagonal import Sampling
 from diagonal.engine.kernels import held_ids
 from diagonal.engine.sampler import sample as twin
+from tests.cuda_on_cpu import Machine
 from tests.rule import KINDS, SAMPLINGS, Rows, possible, rows
 
-SOURCE = Path(held_ids.__file__).parent
-SHIM = Path(__file__).parents[1] / "cuda_on_cpu.cpp"
-# A CPU reads 16 bytes from anywhere, a GPU does not: here it is trapped.
-ALIGNED = ("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error")
-GCC = ("g++", "-O1", "-w", "-std=c++17", "-shared", "-fPIC", *ALIGNED)
 THREADS, IDS = 64, 16  # fewer than on a GPU: a CPU runs them one after the other
 SIZE = 550  # ids: of both warps, and of both pieces of a lane
 MADE_FOR = [one for one in SAMPLINGS if held_ids.cut(200, torch.bfloat16, one) is not None]
 BINS = held_ids.BINS
 NARROW = {"tiny": 256}  # bins of rows whose keys are many; of others 16
 ONE_LOOK = 6  # waits for each other, if the first window holds the crossing
-compiled = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 Draw = Callable[[Rows, Sampling, int], tuple[Tensor, int]]
 
 
-def _code() -> str:
-    """The kernel without what only a GPU's assembler knows: that is in SHIM."""
-    header = (SOURCE / "numbers.cuh").read_text().replace('#include "assembler.cuh"', "")
-    header = header[: header.index("__device__ __forceinline__ float rounded")]  # no rounding is asked for
-    kernel = (SOURCE / "held_ids.cu").read_text().replace('#include "numbers.cuh"', header)
-    return kernel.replace('extern "C"', "")
-
-
-@pytest.fixture(scope="session")
-def draw(tmp_path_factory: pytest.TempPathFactory) -> Draw:
+@pytest.fixture
+def draw(machine: Machine) -> Draw:
     """Tokens, and how often threads have waited for each other."""
-    folder = tmp_path_factory.mktemp("held_ids")
-    (folder / "kernel.h").write_text(_code())
-    pointers = ["bf16_t*", "long long*", "long long*", "float*", "long long*", "long long*"]
-    kinds = [*pointers, *["int"] * 5, "float", "float"]
-    call = "draw(" + ", ".join(f"argument<{kind}>({number})" for number, kind in enumerate(kinds)) + ")"
-
-    @cache
-    def library(found: held_ids.Cut) -> ctypes.CDLL:
-        options = [f"-D{name}={value}" for name, value in found.constants.items()]
-        target = folder / ("_".join(map(str, found.constants.values())) + ".so")
-        subprocess.run(
-            [*GCC, *options, f"-DCALL={call}", '-DKERNEL="kernel.h"', f"-I{folder}", str(SHIM), "-o", str(target)],
-            check=True,
-        )
-        return ctypes.CDLL(str(target))
 
     def drawn(given: Rows, sampling: Sampling, bins: int) -> tuple[Tensor, int]:
         logits_RV, low_R, high_R, uniform_R = given
@@ -70,17 +35,10 @@ def draw(tmp_path_factory: pytest.TempPathFactory) -> Draw:
         assert found is not None
         found = replace(found, THREADS=THREADS, IDS=IDS, BINS=bins)
         assert logits_RV.shape[1] + held_ids.BEFORE <= found.THREADS * found.IDS
-        count, out = len(logits_RV), torch.full((len(logits_RV),), -7)
-        tensors = (logits_RV, low_R.long(), high_R.long(), uniform_R.float(), None, out)
-        whole = (count, logits_RV.shape[1], logits_RV.stride(0), count, count)
-        real = (math.log2(math.e) / sampling.temperature, sampling.top_p or 1.0)
-        values = [
-            *(ctypes.c_void_p(None if one is None else one.data_ptr()) for one in tensors),
-            *map(ctypes.c_int, whole),
-            *map(ctypes.c_float, real),
-        ]
-        addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        return out, library(found).run(count, found.THREADS, addresses)
+        out = torch.full((1, len(logits_RV)), -7)
+        machine.fresh = [logits_RV]
+        held_ids.run(logits_RV, (low_R.long(), high_R.long(), uniform_R.float()[None], None, out), sampling, found)
+        return out[0], machine.waits
 
     return drawn
 
@@ -100,7 +58,6 @@ def _check(given: Rows, drawn: Tensor, sampling: Sampling) -> None:
         assert min(ids) <= found <= max(ids), (row, found, ids)
 
 
-@compiled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sampling", MADE_FOR, ids=str)
 def test_the_kernel_draws_by_the_rule(kind: str, sampling: Sampling, draw: Draw) -> None:
@@ -108,7 +65,6 @@ def test_the_kernel_draws_by_the_rule(kind: str, sampling: Sampling, draw: Draw)
     _check(given, draw(given, sampling, BINS)[0], sampling)
 
 
-@compiled
 @pytest.mark.parametrize("kind", ["float32", "ties", "two", "wide", "tiny", "rising", "peaked"])
 @pytest.mark.parametrize("sampling", [SAMPLINGS[7], SAMPLINGS[8]], ids=str)
 def test_windows_of_any_width_lead_to_the_same_id(kind: str, sampling: Sampling, draw: Draw) -> None:
@@ -121,7 +77,6 @@ def test_windows_of_any_width_lead_to_the_same_id(kind: str, sampling: Sampling,
     assert more > waits or kind in ("two", "wide", "peaked")  # whose crossing the guess is next to, or no window is
 
 
-@compiled
 def test_a_normal_row_takes_one_look(draw: Draw) -> None:
     normal = torch.randn(8, SIZE, generator=torch.Generator().manual_seed(0)).bfloat16() + 4  # away from zero
     given = normal, torch.zeros(8).long(), torch.full((8,), SIZE), torch.linspace(0, 0.9, 8)
@@ -130,7 +85,6 @@ def test_a_normal_row_takes_one_look(draw: Draw) -> None:
     assert torch.equal(found, twin(*given, Sampling(top_p=0.8)))
 
 
-@compiled
 @pytest.mark.parametrize(("every", "lift", "top_p"), [(7, 5.5, 0.99), (SIZE, 5.8, 0.3)], ids=["below", "above"])
 def test_a_guess_that_misses_is_mended(every: int, lift: float, top_p: float, draw: Draw) -> None:
     """Some far above the rest: what crosses is far below where a normal distribution has it, or far above."""
@@ -142,7 +96,6 @@ def test_a_guess_that_misses_is_mended(every: int, lift: float, top_p: float, dr
     assert torch.equal(found, twin(*given, Sampling(top_p=top_p)))
 
 
-@compiled
 @pytest.mark.parametrize("shift", [-0.2, 0.0, 0.2])
 def test_a_crossing_next_to_zero_is_found(shift: float, draw: Draw) -> None:
     """Numbers lie close there: a window has no room for both signs."""
@@ -153,7 +106,6 @@ def test_a_crossing_next_to_zero_is_found(shift: float, draw: Draw) -> None:
         _check(given, draw(given, Sampling(top_p=top_p), BINS)[0], Sampling(top_p=top_p))
 
 
-@compiled
 @pytest.mark.parametrize("start", [0, 1, 5, 8, 15])
 def test_rows_may_begin_anywhere_in_their_first_16_bytes(start: int, draw: Draw) -> None:
     """And the ids before and after are not theirs, even if they are greater."""
@@ -165,7 +117,6 @@ def test_rows_may_begin_anywhere_in_their_first_16_bytes(start: int, draw: Draw)
     assert torch.equal(draw(given, sampling, BINS)[0], twin(*given, sampling))
 
 
-@compiled
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf, torch.inf])
 @pytest.mark.parametrize("sampling", MADE_FOR[::3], ids=str)
 def test_a_row_without_a_finite_greatest_logit_gives_no_id(sampling: Sampling, value: float, draw: Draw) -> None:
@@ -175,7 +126,6 @@ def test_a_row_without_a_finite_greatest_logit_gives_no_id(sampling: Sampling, v
     assert draw(given, sampling, BINS)[0].tolist() == [-1, -1]
 
 
-@compiled
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_p=0.8)], ids=str)
 def test_what_is_no_number_has_no_weight(sampling: Sampling, draw: Draw) -> None:
     logits, low, high, uniform = rows("ties", 6, SIZE, seed=2)
@@ -186,7 +136,6 @@ def test_what_is_no_number_has_no_weight(sampling: Sampling, draw: Draw) -> None
     assert torch.equal(found, twin(without, low, high, uniform, sampling))
 
 
-@compiled
 @pytest.mark.parametrize("at", [0, 255, 256, 511, 512, 767, 1016])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_p=0.9)], ids=str)
 def test_one_id_is_found_wherever_it_is_held(at: int, sampling: Sampling, draw: Draw) -> None:
@@ -196,7 +145,6 @@ def test_one_id_is_found_wherever_it_is_held(at: int, sampling: Sampling, draw: 
     assert draw(given, sampling, BINS)[0].tolist() == [at] * 3
 
 
-@compiled
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1.5), Sampling(top_p=0.8)], ids=str)
 def test_it_draws_what_its_twin_draws(sampling: Sampling, draw: Draw) -> None:
     logits, low, high, uniform = rows("float32", 64, 1000, seed=3)

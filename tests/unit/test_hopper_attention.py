@@ -1,4 +1,4 @@
-"""How attention on Hopper is cut up. What it computes is tested on a GPU."""
+"""How attention on Hopper is cut up. What it computes: test_emulated_attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which products of few tokens one kernel makes, and how it cuts them up. What it computes is tested on a GPU."""
+"""Which products of few tokens one kernel makes, and how it cuts them up. What it computes: test_emulated_narrow."""
 
 from __future__ import annotations
 

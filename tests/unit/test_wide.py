@@ -1,4 +1,4 @@
-"""Which products of many tokens one kernel makes, and how it cuts them up. What it computes is tested on a GPU."""
+"""Which products of many tokens one kernel makes, and how it cuts them up. What it computes: test_emulated_wide."""
 
 from __future__ import annotations
 

@@ -1,0 +1,55 @@
+"""Attention to try kernels with: queries, a cache with holes, who sees what, and what should come out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from diagonal.engine.kernels import plain
+from diagonal.engine.kernels.visibility import BLOCK, Visibility, attend_reference
+from tests.gpu import DEVICE
+
+NEVER = torch.iinfo(torch.int32).max
+NOW = 12
+BOUND = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # of the largest value
+
+Shape = tuple[int, int, int, int, int, int]  # B, H, K, S, L, D
+
+
+def case(shape: Shape, dtype: torch.dtype, device: str = DEVICE) -> tuple[tuple[Tensor, Tensor, Tensor], Visibility]:
+    """Random inputs in a cache with holes. Blocks behind all that is written are NaN, other slots that are not written
+    hold large numbers; the last query of several is padding. All others see the first slots."""
+    batch, heads, kv_heads, queries, length, width = shape
+    noise = torch.Generator(device).manual_seed(sum(shape))
+    q = torch.randn(batch, queries, heads, width, generator=noise, device=device).to(dtype).transpose(1, 2)
+    k, v = (torch.randn(batch, kv_heads, length, width, generator=noise, device=device).to(dtype) for _ in range(2))
+    extent = length - length // 8
+    fed = torch.randint(0, 2 * NOW, (length,), generator=noise, device=device, dtype=torch.int32)
+    fed[: length // 3] = 0
+    fed[length // 3 : length // 2] = NEVER  # rounds of keys in which nothing is written
+    fed[extent:] = NEVER
+    k[:, :, fed > NOW] = v[:, :, fed > NOW] = 1e4
+    slots = torch.randint(length // 3, extent, (queries,), generator=noise, device=device)
+    if queries > 1:
+        slots[-1] = -1
+    seen = seen_by(slots, fed, NOW)
+    k[:, :, int(seen.extent) * BLOCK :] = v[:, :, int(seen.extent) * BLOCK :] = torch.nan
+    return (q, k, v), seen
+
+
+def seen_by(slots: Tensor, fed: Tensor, step: int) -> Visibility:
+    """The rule with its numbers of blocks."""
+    written = (fed <= step).view(-1, BLOCK)
+    least = int(slots[slots >= 0].min())
+    wholly = [bool(one.all()) and (index + 1) * BLOCK <= least + 1 for index, one in enumerate(written)]
+    used = written.any(1).nonzero().flatten().tolist()
+    numbers = ([*wholly, False].index(False), used[-1] + 1 if used else 0)
+    now, *blocks = (torch.tensor([one], dtype=torch.int32, device=slots.device) for one in (step, *numbers))
+    return Visibility(slots, plain.needed_slots(fed, now), *blocks)
+
+
+def error(out: Tensor, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility) -> float:
+    """The largest difference from the twin in float64, as a share of the largest value."""
+    q, k, v = (tensor.double() for tensor in qkv)
+    true = attend_reference(q, k.nan_to_num(0), v.nan_to_num(0), seen)
+    return float((out.double() - true).abs().max() / true.abs().max())

@@ -1,0 +1,148 @@
+"""Kernels in CUDA C++ on a CPU: compiled by g++ as they stand, with the instructions of a GPU as functions (*.cuh).
+
+`Machine` takes the place of the compiler and the driver in `diagonal.engine.kernels.cuda`, so that what calls kernels
+there calls them here: with its grids, its shared memory, and its arguments.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from diagonal.engine.kernels import cuda, held_ids, hopper_attention, narrow, wide
+from tests.cuda_on_cpu.compiler import compiled
+
+MAP = 0x5CA1AB1E
+PIECE = 16  # bytes that a GPU reads at a time: where one of them is a tensor's, there is memory for the others
+
+
+class _Matrix(ctypes.Structure):
+    """What hopper.cuh of this folder has instead of a CUtensorMap."""
+
+    _fields_ = (
+        ("matrix", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("rows", "columns", "box_rows", "box_columns")),
+        ("mark", ctypes.c_uint),
+    )
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("begin", ctypes.c_void_p), ("end", ctypes.c_void_p))
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        *((name, ctypes.c_uint) for name in ("threads", "shared")),
+        *((name, ctypes.c_int) for name in ("late", "arguments", "tensors", "fresh")),
+        ("given", ctypes.POINTER(ctypes.c_void_p)),
+        ("kinds", ctypes.POINTER(ctypes.c_int)),
+        ("tensor", ctypes.POINTER(_Range)),
+        ("fresh_one", ctypes.POINTER(_Range)),
+    )
+
+
+@dataclass
+class Machine:
+    """Kernels that were compiled into a folder, and how they run. What goes on beside the threads (fetches, products
+    of the tensor cores) happens at once, or if it is to be `late` when no thread can go on without, in an order of
+    chance, of which this is the seed. What is `fresh` the kernel before writes: it may not be read before that has
+    ended."""
+
+    folder: Path
+    processors: int = 4
+    late: int = 0
+    fresh: Sequence[Tensor] = ()
+    changes: Mapping[str, str] = field(default_factory=dict)  # of a kernel's text, to see that mistakes show
+    waits: int = 0  # for each other of the threads of all blocks, in the last launch
+    prefetched: list[int] = field(default_factory=list)  # addresses
+    matrices: dict[int, Tensor] = field(default_factory=dict)  # that maps were made of, by their addresses
+
+    def compile_kernel(
+        self,
+        path: Path,
+        name: str,
+        constants: Mapping[str, int | str],
+        shared: int,
+        device: torch.device,
+        percent: int = -1,
+    ) -> Emulated:
+        source = path.read_text()
+        for old, new in self.changes.items():
+            assert old in source, f"{path.name} has no {old}"
+            source = source.replace(old, new)
+        return Emulated(self, compiled(self.folder, source, name, constants), shared)
+
+    def tensor_map(self, matrix_RC: Tensor, rows: int, columns: int) -> cuda.Map:
+        assert matrix_RC.is_contiguous() and matrix_RC.dtype == torch.bfloat16 and matrix_RC.data_ptr() % PIECE == 0
+        assert 1 <= rows <= 256 and columns * 2 == 128 and matrix_RC.shape[1] * 2 % PIECE == 0
+        found = cuda.Map()
+        matrix = _Matrix(matrix_RC.data_ptr(), *matrix_RC.shape, rows, columns, MAP)
+        ctypes.memmove(ctypes.byref(found), ctypes.byref(matrix), ctypes.sizeof(matrix))
+        self.matrices[matrix_RC.data_ptr()] = matrix_RC
+        return found
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        """From now on all kernels run on it."""
+        patch.setattr(cuda, "compile_kernel", self.compile_kernel)
+        patch.setattr(cuda, "tensor_map", self.tensor_map)
+        patch.setattr(cuda, "works", lambda device: True)
+        patch.setattr(cuda, "hopper", lambda device: True)
+        patch.setattr(held_ids, "able", lambda device: True)
+        patch.setattr(narrow, "_processors", lambda device: self.processors)
+        properties = lambda device: SimpleNamespace(multi_processor_count=self.processors)  # noqa: E731
+        patch.setattr(torch.cuda, "get_device_properties", properties)
+        for module in (held_ids, hopper_attention, narrow, wide):
+            patch.setattr(module, "_kernel", module._kernel.__wrapped__)  # which would keep this machine's
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """What `cuda.Kernel` is on a GPU."""
+
+    machine: Machine
+    library: ctypes.CDLL
+    shared: int
+
+    def launch(self, grid: tuple[int, int, int], threads: int, shared: int, arguments: Sequence[cuda.Argument]) -> None:
+        assert shared <= self.shared, "more shared memory than was asked for"
+        machine = self.machine
+        values = [cuda._argument(one) for one in arguments]
+        given = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        kinds = (ctypes.c_int * len(values))(*map(_kind, values))
+        tensors = [one for one in arguments if isinstance(one, Tensor)]
+        maps = [_Matrix.from_buffer_copy(one) for one in arguments if isinstance(one, cuda.Map)]
+        known = _ranges([*tensors, *(machine.matrices[one.matrix] for one in maps)], PIECE)
+        fresh = _ranges(machine.fresh, 1)
+        counts = (len(values), len(known), len(fresh))
+        asked = _Launch(grid, threads, shared, machine.late, *counts, given, kinds, known, fresh)
+        problem = self.library.launch(ctypes.byref(asked))
+        if problem is not None:
+            raise RuntimeError(problem.decode())
+        machine.waits = self.library.waited()
+        places = ctypes.POINTER(ctypes.c_size_t)()
+        count = self.library.prefetched(ctypes.byref(places))
+        machine.prefetched = places[:count]
+
+
+def _kind(value: object) -> int:
+    """As kernel.cpp numbers them."""
+    numbers = {ctypes.c_void_p: -1, ctypes.c_int: -2, ctypes.c_float: -3}
+    return numbers.get(type(value)) or ctypes.sizeof(value)  # type: ignore[arg-type]
+
+
+def _ranges(tensors: Sequence[Tensor], piece: int) -> ctypes.Array[_Range]:
+    """Where they lie, in whole pieces."""
+    found = []
+    for one in tensors:
+        last = sum((size - 1) * stride for size, stride in zip(one.shape, one.stride(), strict=True))
+        begin, end = one.data_ptr(), one.data_ptr() + (last + 1) * one.itemsize
+        found.append(_Range(begin // piece * piece, -(-end // piece) * piece))
+    return (_Range * len(found))(*found)

@@ -1,0 +1,21 @@
+// Products that four warps have asked the tensor cores for.
+
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "machine.h"
+
+struct Asked {
+  float* sums;  // of one thread
+  int width;
+  unsigned long long a, b;
+  const unsigned* held;  // a in registers instead
+  int on;
+};
+struct Products {
+  Meeting meeting;
+  std::vector<Asked> open[128];                // of each thread, not yet a group
+  std::deque<std::vector<Asked>> groups[128];
+};

@@ -1,0 +1,109 @@
+"""What the kernel for products of few tokens computes: on a CPU, against float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from diagonal.engine.heads import Heads
+from diagonal.engine.kernels import narrow, plain
+from diagonal.engine.kernels.products import product as make
+from diagonal.engine.product import Pending, Product
+from diagonal.models.layers import rope_1d
+from tests.cuda_on_cpu import Machine
+from tests.gpu import poisoned
+from tests.products import NEAREST, check_product, double, random, random_product, usual
+
+Case = tuple[str, int, int, int, int]  # kind, tokens, rows, depth, processors
+CASES: list[Case] = [
+    ("plain", 1, 40, 128, 4),
+    ("plain", 14, 200, 256, 8),
+    ("rms", 8, 40, 512, 2),
+    ("rms", 14, 64, 768, 2),
+    ("layer", 14, 200, 512, 4),
+    ("scaled layer", 1, 72, 256, 4),
+    ("affine", 8, 200, 1024, 8),
+    ("silu", 14, 256, 128, 4),
+    ("gelu", 8, 200, 128, 2),
+    ("bias", 1, 203, 512, 4),  # rows that are no whole tiles
+    ("residual", 14, 136, 128, 4),
+    ("biased residual", 8, 64, 256, 2),
+    ("rms silu bias", 14, 96, 512, 2),
+]
+
+
+def asked_for(case: Case) -> tuple[Product, narrow.Cut]:
+    kind, tokens, rows, depth, processors = case
+    product = random_product(kind, tokens, rows, depth, "cpu")
+    if "scaled" in kind and product.norm is not None:
+        product = replace(product, norm=replace(product.norm, weight=1 + random(depth, scale=0.3, device="cpu")))
+    found = narrow.cut(tokens, product, processors)
+    assert found is not None
+    return product, found
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_products_agree_with_float64(case: Case, late: bool, machine: Machine) -> None:
+    torch.manual_seed(0)
+    product, found = asked_for(case)
+    x = random(case[1], case[3], device="cpu") + 0.5
+    own = product if product.residual is None else replace(product, residual=product.residual.clone())
+    machine.processors, machine.late = case[4], late
+    machine.fresh = [x] if own.residual is None else [x, own.residual]
+    with poisoned():
+        check_product(narrow.run(x, own, found), x, product)
+
+
+def test_these_are_all_kinds_of_cuts() -> None:
+    found = [asked_for(case)[1] for case in CASES]
+    assert {(one.TILES, one.HALVES) for one in found} == {(1, 1), (1, 2), (2, 1), (2, 2)}
+    assert {(one.NORM, one.GAIN, one.SHIFT) for one in found if one.NORM} == {
+        (1, True, False),
+        (2, False, False),
+        (2, True, False),
+        (2, True, True),
+    }
+    outputs = [narrow.SIDE * one.HALVES * one.columns / (32 * one.WARPS) for one in found]
+    assert min(outputs) < 0.5 < max(outputs) == 1  # threads for each: two and some more, or one
+    assert {one.K // (one.WARPS * narrow.CHUNK) for one in found} == {1, 2}
+    turns = [-(-case[2] // (narrow.SIDE * one.TILES * case[4])) for case, one in zip(CASES, found, strict=True)]
+    assert min(turns) == 1 and max(turns) > 2  # tiles of a program
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "inputs", "width", "heads", "kv_heads", "head"),
+    [
+        ("rms", 1, 1, 512, 3, 1, 16),
+        ("rms", 2, 7, 256, 4, 2, 64),
+        ("affine bias", 1, 14, 512, 2, 2, 32),
+        ("rms bias", 1, 8, 128, 1, 1, 128),
+    ],
+)
+@pytest.mark.parametrize("late", [False, True])
+def test_heads_are_made_turned_and_remembered(
+    kind: str, batch: int, inputs: int, width: int, heads: int, kv_heads: int, head: int, late: bool, machine: Machine
+) -> None:
+    torch.manual_seed(inputs)
+    length, x = 50, random(batch, inputs, width, device="cpu")
+    product = random_product(kind, inputs, (heads + 2 * kv_heads) * head, width, "cpu")
+    slots = torch.randperm(length)[:inputs]
+    rope = rope_1d(slots, head, 10000.0) if "rms" in kind else None
+    asked = Heads(Pending(x, product, make), kv_heads, head, rope)
+    caches = random(2, batch, kv_heads, length, head, device="cpu")
+    found = caches.clone()
+    cut = narrow.fitting_heads(asked, found[0], found[1], slots)
+    assert cut is not None and (head, rope is not None) == (cut.HEAD, cut.ROPE)
+    machine.late, machine.fresh = late, [x, found[0], found[1]]
+    with poisoned():
+        q = narrow.remember(asked, found[0], found[1], slots, cut)
+    others = caches.double()
+    wanted = plain.remember(replace(asked, source=usual(x.double(), double(product))), others[0], others[1], slots)
+    pairs: list[tuple[Tensor, Tensor]] = [(q, wanted), (found, others)]
+    for one, other in pairs:
+        assert (one.double() - other).abs().max() <= 4 * NEAREST * other.abs().max()
+    left = [slot for slot in range(length) if slot not in slots.tolist()]
+    assert torch.equal(found[:, :, :, left], caches[:, :, :, left])
