@@ -76,7 +76,8 @@ class Machine:
     ) -> Emulated:
         source = path.read_text()
         for old, new in self.changes.items():
-            assert old in source, f"{path.name} has no {old}"
+            if old not in source:  # no AssertionError: that would pass for a mistake that shows
+                raise LookupError(f"{path.name} has no {old}")
             source = source.replace(old, new)
         return Emulated(self, compiled(self.folder, source, name, constants), shared)
 

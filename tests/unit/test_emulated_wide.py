@@ -48,7 +48,7 @@ WIDE = [
     Case("residual", 64, 200, 256, 8),
 ]
 WIDER = [
-    Case("plain", 65, 200, 1280, 8, stages=2),
+    Case("plain", 65, 250, 1280, 8, stages=2),
     Case("biased residual", 65, 256, 256, 4),
     Case("residual", 80, 192, 320, 3, stages=2),
     Case("silu", 80, 240, 256, 2),
@@ -56,6 +56,10 @@ WIDER = [
     Case("biased silu", 96, 512, 320, 2, stages=2),
     Case("bias", 120, 500, 640, 4, stages=2),
     Case("gelu", 120, 768, 128, 3),
+    Case("residual", 72, 160, 256, 4),  # the last blocks of programs are not full
+    Case("silu", 96, 448, 192, 2),
+    Case("biased residual", 88, 270, 384, 6, stages=2),
+    Case("biased gelu", 100, 280, 320, 2),
 ]
 
 
@@ -88,6 +92,7 @@ def test_these_are_all_kinds_of_cuts() -> None:
     assert {(one.SPLIT, one.SPAN) for one in few} == {(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4)}
     shapes = {(one.GROUPS, one.BLOCKS, one.SPLIT) for one in more}
     assert shapes == {(1, 1, 2), (1, 1, 1), (1, 2, 2), (1, 2, 1), (2, 2, 2), (2, 2, 1)}
+    assert {one.ROWS for one in more} >= {80, 96, 144, 224}
     assert {one.SPAN for one in more} == {1, 2}
     assert {one.file for one in few} == {"wide.cu"} and {one.file for one in more} == {"wider.cu"}
     again = [case for case in (*WIDE, *WIDER) if case.stages and case.blocks() > 2 * case.stages]

@@ -35,9 +35,10 @@ def make_wide(machine: Machine) -> None:
 
 def make_wider(machine: Machine) -> None:
     torch.manual_seed(0)
-    product, x = random_product("residual", 72, 192, 320, "cpu"), random(72, 320, device="cpu")
-    found = wide.cut(72, product, 3)
-    assert found is not None and found.BLOCKS and product.residual is not None
+    """Blocks that are not full, and at the end of the matrix fewer rows."""
+    product, x = random_product("residual", 72, 150, 320, "cpu"), random(72, 320, device="cpu")
+    found = wide.cut(72, product, 2)
+    assert found is not None and found.ROWS == 80 and found.BLOCKS == 2 and product.residual is not None
     found = replace(found, W_STAGES=2, X_STAGES=2)
     check_product(wide.run(x, replace(product, residual=product.residual.clone()), found), x, product)
 
@@ -109,7 +110,8 @@ MISTAKES = [
     ("wide", "x_full = w_empty + 8 * W_STAGES", "x_full = w_empty + 8 * W_STAGES + 8", "not all in the shared memory"),
     ("wide", "x_full = w_empty + 8 * W_STAGES", "x_full = w_empty", FOREVER),
     ("wide", "(memory + (mail - xs) +", "(memory + (mail - xs) + 8192 +", "not in the shared memory"),
-    ("wider", "* BLOCK_BYTES) + 2 * k", "* BLOCK_BYTES + 128) + 2 * k", "not all in the shared memory"),
+    ("wider", "row * LINE) + 2 * k", "row * LINE + 1024) + 2 * k", WRONG),
+    ("wider", "place(xs + t * X_BYTES", "place(xs + 16384 + t * X_BYTES", "not all in the shared memory"),
     ("narrow", "parts + buffer * WARPS", "parts + 2 * buffer * WARPS", "not in the shared memory"),
     ("attention", "i * 16 * 128, KEYS * 128)", "i * 16 * 128)", WRONG),
     # Places in tensors.
@@ -117,6 +119,8 @@ MISTAKES = [
     ("wide", "if (BIAS && at < width)", "if (BIAS)", OUTSIDE),
     ("wide", "if (token + 8 * half < tokens && at < width)\n        *", "*", OUTSIDE),
     ("wider", "turned(before[b][half][j])", "before[b][half][j]", WRONG),
+    ("wider", "min(OUTPUTS, width - first)", "width - first", WRONG),
+    ("wider", "min(OUTPUTS, width - first)", "OUTPUTS", OUTSIDE),
     ("narrow", "min(row, rows - 1)", "row", OUTSIDE),
     ("attention", "needed + own, bytes", "needed + own + 1, bytes", "cannot be copied"),
     # Threads that must do the same.

@@ -36,7 +36,7 @@ def test_programs_have_all_rows_and_all_columns_and_fit(rows: int, depth: int, a
     assert found.W_STAGES * found.ROWS * found.unit >= 2 * wide.DEEP * wide.TOKENS
     sums = found.TOKENS if found.BLOCKS else found.ROWS
     assert found.constants["SUM_0"] == f'"%{sums // 2}"'
-    assert not found.BLOCKS or found.ROWS == 64 * found.GROUPS * found.BLOCKS
+    assert not found.BLOCKS or (programs >= 0.95 * PROCESSORS and found.ROWS <= 64 * found.GROUPS * found.BLOCKS)
 
 
 @pytest.mark.parametrize(
@@ -58,20 +58,22 @@ def test_few_rows_are_shared_by_two_programs() -> None:
 @pytest.mark.parametrize(
     ("rows", "act", "wanted"),
     [
-        (4096, None, (64, 2)),
-        (6144, None, (128, 2)),
-        (28672, "silu", (256, 1)),
+        (4096, None, (64, 2, 1, 1)),
+        (5120, None, (80, 2, 1, 2)),
+        (6144, None, (96, 2, 1, 2)),
+        (28672, None, (224, 1, 2, 2)),
+        (28672, "silu", (224, 1, 2, 2)),
     ],
 )
-def test_more_tokens_have_blocks_of_64_rows(rows: int, act: Any, wanted: tuple[int, int]) -> None:
+def test_programs_for_more_tokens_have_about_the_same_rows(rows: int, act: Any, wanted: tuple[int, ...]) -> None:
     found = wide.cut(96, asked(rows, 4096, act), PROCESSORS)
-    assert found is not None and wanted == (found.ROWS, found.SPLIT) and found.BLOCKS
+    assert found is not None and wanted == (found.ROWS, found.SPLIT, found.GROUPS, found.BLOCKS)
 
 
-def test_more_tokens_are_left_to_others_where_few_multiprocessors_would_be_busy() -> None:
-    assert wide.cut(96, asked(5120, 14336), PROCESSORS) is None  # 80 of 132
-    assert wide.cut(96, asked(8192, 2048, "silu"), PROCESSORS) is None  # 64
-    assert wide.cut(64, asked(5120, 14336), PROCESSORS) is not None
+def test_more_tokens_are_left_to_others_where_programs_would_have_few_rows() -> None:
+    assert wide.cut(96, asked(2304, 9216), PROCESSORS) is None  # 40
+    assert wide.cut(96, asked(8192, 2048, "silu"), PROCESSORS) is None  # 32 of each half
+    assert wide.cut(64, asked(2304, 9216), PROCESSORS) is not None
 
 
 def test_products_that_it_is_not_made_for_are_left_to_others() -> None:

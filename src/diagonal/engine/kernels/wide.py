@@ -27,7 +27,7 @@ TOKENS = 64  # of wide.cu, at most: the rows of the tensor cores' product
 MANY = 128  # tokens of wider.cu, at most
 LEAST, FEW = 9, 16  # tokens with fewer of which, or up to which with large matrices, others are faster
 STEP = 16  # tokens for which one kernel serves
-BUSY = 2 / 3  # of the multiprocessors that wider.cu needs
+BLOCK = 64  # rows of W that the tensor cores of wider.cu take at a time
 AHEAD = 8 << 20  # bytes of the next product's weights: about what memory gives while one kernel ends and another begins
 WEIGHTS = 96 * 1024  # bytes of weights that should be under way at least
 WAITING = 768  # rows, in units of all: about 3 microseconds of reading, in which tokens arrive that are asked for
@@ -67,8 +67,8 @@ class Cut:
     def shared(self) -> int:
         """Bytes of all blocks, of sums that two programs exchange, and of barriers."""
         blocks = self.unit * (self.X_STAGES * self.TOKENS + self.W_STAGES * self.ROWS)
-        columns = self.TOKENS if self.BLOCKS else TOKENS
-        mail = 2 * columns * self.ROWS if self.SPLIT == 2 else 0
+        sums = self.TOKENS * BLOCK * self.GROUPS * self.BLOCKS if self.BLOCKS else TOKENS * self.ROWS
+        mail = 2 * sums if self.SPLIT == 2 else 0  # half of them, of four bytes
         return blocks + mail + 16 * (self.X_STAGES + self.W_STAGES) + 8
 
     @property
@@ -113,17 +113,18 @@ def _shares(found: Cut, rows: int, processors: int) -> Iterator[Cut]:
 
 
 def _blocks(found: Cut, rows: int, processors: int) -> Iterator[Cut]:
-    """Blocks of rows of a program of wider.cu: those that keep most multiprocessors busy, of these the largest. With
-    too few of them busy, others are faster."""
+    """Rows of a program of wider.cu: about as many for each, in blocks of which the last need not be full. Fewer rows
+    than a block would mean much of x for each program: others are faster."""
     silu = cuda.ACTIVATIONS["silu"] == found.ACT
-    forms = ((1, 2, 1), (2, 2, 1)) if silu else ((1, 1, 2), (1, 1, 1), (1, 2, 2), (1, 2, 1), (2, 2, 2), (2, 2, 1))
-    busy = []
-    for groups, blocks, split in forms:
-        own = SMALL * groups * blocks
-        programs = -(-rows // own) * split
-        if BUSY * processors <= programs <= processors:
-            busy.append((programs, replace(found, ROWS=own, SPLIT=split, GROUPS=groups, BLOCKS=blocks)))
-    yield from (form for _, form in sorted(busy, key=lambda one: (one[0], one[1].ROWS), reverse=True))
+    outputs = rows // 2 if silu else rows
+    for split in (1,) if silu else (2, 1):
+        own = -(-outputs // (SIDE * (processors // split))) * SIDE
+        forms = ((1, 1), (2, 1)) if silu else ((1, 1), (1, 2), (2, 2))  # groups, and blocks that each finishes
+        fits = next((form for form in forms if BLOCK <= own <= BLOCK * form[0] * form[1]), None)
+        if fits is not None:
+            groups, blocks = fits
+            halves = 2 if silu else 1
+            yield replace(found, ROWS=own * halves, SPLIT=split, GROUPS=groups, BLOCKS=blocks * halves)
 
 
 def _forms(found: Cut, units: int) -> Iterator[Cut]:
@@ -157,8 +158,7 @@ def run(x: Tensor, product: Product, found: Cut) -> Tensor:
     width, own = rows // halves, found.ROWS // halves
     out = x.new_empty(*x.shape[:-1], width) if product.residual is None else product.residual
     x_MK = x.view(-1, depth)
-    box = SMALL if found.BLOCKS else own
-    maps = (cuda.tensor_map(product.weight_NK, box, DEEP), cuda.tensor_map(x_MK, found.TOKENS, DEEP))
+    maps = (cuda.tensor_map(product.weight_NK, own, DEEP), cuda.tensor_map(x_MK, found.TOKENS, DEEP))
     blocks = depth // (DEEP * found.SPAN * found.SPLIT)
     given = (*maps, product.bias_N, out, len(x_MK), rows, blocks, *cuda.ahead([product.then], AHEAD))
     _kernel(found, x.device).launch((-(-width // own) * found.SPLIT, 1, 1), found.threads, found.shared, given)
