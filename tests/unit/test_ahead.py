@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from diagonal.engine.kernels.products import product
 from diagonal.engine.kernels.visibility import Visibility
 from diagonal.engine.product import Pending, Product
 from diagonal.models import layers, wham
+from tests.ahead import lines
 from tests.cuda_on_cpu import Machine
 from tests.products import random, random_product
 
@@ -60,7 +60,7 @@ def test_products_fetch_what_comes_next_once(
     product = replace(random_product("plain", tokens, 256, 256, "cpu"), then=random(24, 512, device="cpu"))
     found = kernel.cut(tokens, product, machine.processors)
     kernel.run(random(tokens, 256, device="cpu"), product, found)
-    assert sorted(machine.prefetched) == _lines([product.then], limit)
+    assert sorted(machine.prefetched) == lines([product.then], limit)
 
 
 def test_attention_fetches_the_next_two(machine: Machine) -> None:
@@ -70,16 +70,7 @@ def test_attention_fetches_the_next_two(machine: Machine) -> None:
     weights = (random(24, 512, device="cpu"), random(8, 256, device="cpu"))
     for found in (hopper_attention.Cut(64, 1, SPLIT=False), hopper_attention.Cut(64, 3, SPLIT=False, CLUSTER=8)):
         hopper_attention.run(found, (q, k, k), seen, (torch.empty(1, 3, 4, 64).bfloat16(), None, None), weights)
-        assert sorted(machine.prefetched) == _lines(weights, hopper_attention.AHEAD)
-
-
-def _lines(weights: Sequence[Tensor | None], limit: int) -> list[int]:
-    """Addresses of all that is to be fetched."""
-    found = []
-    for one in cuda.ahead(weights, limit):
-        starts = (one.start + segment * one.stride for segment in range(one.segments))
-        found += [start + line * cuda.LINE for start in starts for line in range(one.lines)]
-    return sorted(found)
+        assert sorted(machine.prefetched) == lines(weights, hopper_attention.AHEAD)
 
 
 @pytest.mark.parametrize("name", MODELS)

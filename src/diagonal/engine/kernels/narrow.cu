@@ -9,7 +9,7 @@
 //     product is free, so a lane takes eight neighbours at a time.
 //   - Weights of the first tile are asked for before the kernel waits for the one before it (programmatic dependent
 //     launch), those of the next tile before the sums of this one are made, and after the last tile's the first of the
-//     next product, which wait in the second-level cache while this one ends.
+//     next product, or keys and values, which wait in the second-level cache while this one ends.
 //   - The norm is computed by every program for itself.
 //
 // Set when it is compiled: K, which is 32 * WARPS * DEPTH; WARPS; TILES; HALVES, of 8 tokens each; NORM (0, 1: RMS, 2: layer)
@@ -55,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict__ gain, const bf16_t* __restrict__ shift,
         const bf16_t* __restrict__ bias, bf16_t* out, int tokens, int rows, int tiles, float eps, const float* cosines,
         const float* sines, const long long* slots, bf16_t* keys, bf16_t* values, int inputs, int length, int heads,
-        int kv_heads, const __grid_constant__ Ahead ahead) {
+        int kv_heads, const __grid_constant__ Ahead next, const __grid_constant__ Ahead after_next) {
   extern __shared__ float parts[];  // [2][WARPS][TOKENS][LINE]
   // The next kernel may begin as soon as it finds room. Not so attention, which comes after heads, if it has many small
   // programs: they would crowd on the processors that are free first.
@@ -75,7 +75,10 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
 #pragma unroll
       for (int i = 0; i < DEPTH; i++) weight[n][i] = read_once(from + 32 * i);
     }
-    if (tile + gridDim.x >= tiles) fetch_ahead(ahead, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
+    if (tile + gridDim.x >= tiles) {
+      fetch_ahead(next, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
+      fetch_ahead(after_next, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
+    }
   };
   ask(blockIdx.x);
   await_kernel_before();
