@@ -1,0 +1,44 @@
+"""What `benchmarks/variants.py` sets, and that it sets it back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.variants import compare, settings_of
+from diagonal.engine import runner
+from diagonal.engine.kernels import narrow, wide
+from diagonal.evaluation.speed import Settings
+
+
+def test_a_variant_is_numbers_of_modules() -> None:
+    found = settings_of("engine.kernels.narrow.AHEAD=0 engine.kernels.wide.AHEAD=3<<20")
+    assert found == [(narrow, "AHEAD", 0), (wide, "AHEAD", 3 << 20)]
+    assert settings_of("") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["narrow.AHEAD=0", "engine.kernels.narrow.BEHIND=0", "engine.kernels.narrow.AHEAD", "engine.runner.NARROW=x"],
+)
+def test_what_is_no_number_of_a_module_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no variant; write the place of a number"):
+        settings_of(text)
+
+
+def test_variants_take_turns_and_leave_the_code_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    make = runner.make_runner
+
+    def noted(*given: Any) -> runner.Runner:
+        seen.append(runner.NARROW)
+        return make(*given)
+
+    monkeypatch.setattr(runner, "make_runner", noted)
+    usual = runner.NARROW
+    how = Settings(frames=2, known=1, repeat=2, steps=3, tokenizer=False)
+    first, second = compare("mcar/tiny", "diagonal:k=1", ["engine.runner.NARROW=1"], how, "cpu")
+    assert seen[:6] == [usual, 1] * 3 and usual == runner.NARROW
+    assert first["variant"] == "as it is" and first["times_as_fast"] == [1.0, 1.0]
+    assert second["variant"] == "engine.runner.NARROW=1" and len(second["times_as_fast"]) == 2
