@@ -261,10 +261,11 @@ def _next_step(
 
 @triton.jit
 def _take_rows(tables, ids, out, N, L, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """Some columns of one row."""
+    """Some columns of one row. Kernels after it may begin once the one before it has ended, not sooner: attention of the
+    first layer reads numbers of the step's row (`next_step`) before it waits itself."""
     if EARLY:
-        call_next()
         wait()
+        call_next()
     number = tl.program_id(0).to(tl.int64)
     row = tl.load(ids + number % N)
     row = tl.where(row < 0, row + L, row)  # as torch counts

@@ -10,10 +10,10 @@
 // to the programs of its cluster, eight rows to each, who merge and write them.
 //
 // Set when it is compiled: D, the width of heads, 64 or 128; GROUPS, 1 to 3; KEYS, a multiple of 64; STAGES, rounds under way;
-// SPLIT, whether the keys are in parts that another kernel merges; CLUSTER, programs that merge theirs, 8, or 1; CAUSAL, whether the queries are a prompt that fills the first slots: then nobody says who
-// sees whom, and tiles with many keys come first; MORE and LESS, registers of threads that multiply, and of others, or 0 for as
-// many as there are; for the instructions the names of their sums, SCORE_NAMES "%0, %1, ..." with SCORE_SUMS "+f"(s[0]), ... and
-// SCORE_0, ... of what follows, and MIX_ the same.
+// SPLIT, whether the keys are in parts that another kernel merges; CLUSTER, programs that merge theirs, 8, or 1; CAUSAL, whether
+// the queries are a prompt that fills the first slots: then nobody says who sees whom, and tiles with many keys come first; MORE
+// and LESS, registers of threads that multiply, and of others, or 0 for as many as there are; for the instructions the names of
+// their sums, SCORE_NAMES "%0, %1, ..." with SCORE_SUMS "+f"(s[0]), ... and SCORE_0, ... of what follows, and MIX_ the same.
 
 #include "hopper.cuh"
 #include "numbers.cuh"
@@ -50,8 +50,8 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
   extern __shared__ __align__(1024) char memory[];
   const unsigned qs = address(memory), ks = qs + Q_BYTES, vs = ks + STAGES * KV_BYTES, ns = vs + STAGES * KV_BYTES;
   const unsigned tops = ns + STAGES * KEYS * 4, mail = tops + TOP_BYTES, mailed = mail + MAIL_BYTES;
-  const unsigned q_full = TOGETHER ? mailed + 8 : mailed, k_full = q_full + 8, k_empty = k_full + 8 * STAGES, v_full = k_empty + 8 * STAGES;
-  const unsigned v_empty = v_full + 8 * STAGES;
+  const unsigned q_full = TOGETHER ? mailed + 8 : mailed, k_full = q_full + 8, k_empty = k_full + 8 * STAGES;
+  const unsigned v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const int shared_by = heads / kv_heads, problem = blockIdx.y, all = shared_by * queries;
   const int part = TOGETHER ? blockIdx.x : blockIdx.z, parts = TOGETHER ? CLUSTER : gridDim.z;

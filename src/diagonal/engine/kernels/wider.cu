@@ -7,10 +7,11 @@
 // last of which need not be full: what counts is that all programs read about the same share of W.
 //
 // Set when it is compiled: TOKENS, a multiple of 16, at most 128; ROWS of W that a program has, a multiple of 8, or of 16 with
-// silu; GROUPS of four warps that multiply, BLOCKS of 64 rows for each; SPLIT, 1 or 2 programs that share rows, each in one half of the depth; SPAN, the depth of a block in units of 64
-// columns; W_STAGES and X_STAGES, blocks under way; BIAS; ADD; ACT (0: none, 1: silu of the first half of the rows times the
-// second, 2: gelu, its tanh form); and for the instruction WIDTH "TOKENS" and the names of its TOKENS / 2 sums: SUM_NAMES
-// "%0, %1, ...", SUM_SUMS "+f"(s[0]), ..., and SUM_0, SUM_1, SUM_2 of what follows.
+// silu; GROUPS of four warps that multiply, BLOCKS of 64 rows for each; SPLIT, 1 or 2 programs that share rows, each in one half
+// of the depth; SPAN, the depth of a block in units of 64 columns; W_STAGES and X_STAGES, blocks under way; BIAS; ADD; ACT (0:
+// none, 1: silu of the first half of the rows times the second, 2: gelu, its tanh form); and for the instruction WIDTH "TOKENS"
+// and the names of its TOKENS / 2 sums: SUM_NAMES "%0, %1, ...", SUM_SUMS "+f"(s[0]), ..., and SUM_0, SUM_1, SUM_2 of what
+// follows.
 
 #include "hopper.cuh"
 #include "numbers.cuh"
