@@ -261,8 +261,8 @@ def _next_step(
 
 @triton.jit
 def _take_rows(tables, ids, out, N, L, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """Some columns of one row. Kernels after it may begin once the one before it has ended, not sooner: attention of the
-    first layer reads numbers of the step's row (`next_step`) before it waits itself."""
+    """Some columns of one row. Kernels after it may begin once the one before it has ended, not sooner: attention of
+    the first layer reads numbers of the step's row (`next_step`) before it waits itself."""
     if EARLY:
         wait()
         call_next()
