@@ -92,7 +92,8 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
         ACT=cuda.ACTIVATIONS[product.act],
         ADD=product.residual is not None,
     )
-    for some in _shares(found, rows, processors) if tokens <= TOKENS else _blocks(found, rows, processors):
+    few = tokens <= TOKENS
+    for some in _shares(found, rows, processors) if few else _blocks(found, tokens, rows, processors):
         if depth % (DEEP * some.SPLIT) == 0:
             own = 2 * some.ROWS * depth // some.SPLIT  # bytes of a program's weights
             # The tensor cores read as many tokens as there may be, and beyond the last one what lies there.
@@ -112,9 +113,10 @@ def _shares(found: Cut, rows: int, processors: int) -> Iterator[Cut]:
         yield replace(found, ROWS=own, SPLIT=split)
 
 
-def _blocks(found: Cut, rows: int, processors: int) -> Iterator[Cut]:
+def _blocks(found: Cut, tokens: int, rows: int, processors: int) -> Iterator[Cut]:
     """Rows of a program of wider.cu: about as many for each, in blocks of which the last need not be full. Fewer rows
-    than a block would mean much of x for each program: others are faster."""
+    than a block would mean much of x for each program: others are faster. Each eight tokens cost power, so there are no
+    more than must be."""
     silu = cuda.ACTIVATIONS["silu"] == found.ACT
     outputs = rows // 2 if silu else rows
     for split in (1,) if silu else (2, 1):
@@ -124,7 +126,8 @@ def _blocks(found: Cut, rows: int, processors: int) -> Iterator[Cut]:
         if fits is not None:
             groups, blocks = fits
             halves = 2 if silu else 1
-            yield replace(found, ROWS=own * halves, SPLIT=split, GROUPS=groups, BLOCKS=blocks * halves)
+            some = replace(found, ROWS=own * halves, SPLIT=split, GROUPS=groups, BLOCKS=blocks * halves)
+            yield replace(some, TOKENS=-(-tokens // (SIDE * split)) * SIDE * split)
 
 
 def _forms(found: Cut, units: int) -> Iterator[Cut]:

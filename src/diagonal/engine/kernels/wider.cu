@@ -6,7 +6,7 @@
 // multiple of 8: nothing is computed for tokens that are not there, which would take power. Rows come in blocks of 64, the
 // last of which need not be full: what counts is that all programs read about the same share of W.
 //
-// Set when it is compiled: TOKENS, a multiple of 16, at most 128; ROWS of W that a program has, a multiple of 8, or of 16 with
+// Set when it is compiled: TOKENS, a multiple of 8 * SPLIT, at most 128; ROWS of W that a program has, a multiple of 8, or of 16 with
 // silu; GROUPS of four warps that multiply, BLOCKS of 64 rows for each; SPLIT, 1 or 2 programs that share rows, each in one half
 // of the depth; SPAN, the depth of a block in units of 64 columns; W_STAGES and X_STAGES, blocks under way; BIAS; ADD; ACT (0:
 // none, 1: silu of the first half of the rows times the second, 2: gelu, its tanh form); and for the instruction WIDTH "TOKENS"
@@ -23,7 +23,7 @@ constexpr int W_BYTES = SPAN * W_UNIT, X_BYTES = SPAN * X_UNIT, HELD = TOKENS / 
 constexpr int OWN = HELD / SPLIT, MADE = TOKENS / SPLIT;  // sums of a thread for each block, and tokens, that it finishes
 constexpr int MAIL = SPLIT == 2 ? MULTIPLYING * BLOCKS * OWN * 4 : 0;
 constexpr int FINISHED = ACT == 1 ? 1 : BLOCKS, OUTPUTS = ACT == 1 ? ROWS / 2 : ROWS;  // blocks of a group, outputs of a token
-static_assert(TOKENS % 16 == 0 && OUTPUTS % 8 == 0 && OUTPUTS <= GROUPS * FINISHED * SIDE, "");
+static_assert(TOKENS % (8 * SPLIT) == 0 && OUTPUTS % 8 == 0 && OUTPUTS <= GROUPS * FINISHED * SIDE, "");
 static_assert(ACT != 1 || (SPLIT == 1 && BLOCKS == 2), "");
 static_assert(X_STAGES * X_BYTES >= (SIDE - 8) * LINE, "");  // what a block that is not full reads behind the last weights
 
