@@ -110,7 +110,7 @@ def run(x: Tensor, product: Product, found: Cut) -> Tensor:
     rows = len(product.weight_NK)
     width = rows // 2 if product.act == "silu" else rows
     out = x.new_empty(*x.shape[:-1], width) if product.residual is None else product.residual
-    _launch(x, product, found, out, (None,) * 5, (0,) * 4, (product.then, None))
+    _launch(x, product, found, out, (None,) * 5, (0,) * 4)
     return out
 
 
@@ -139,28 +139,22 @@ def remember(heads: Heads, k_BKLD: Tensor, v_BKLD: Tensor, slots_S: Tensor, foun
     x = heads.source.x
     q_BHSD = x.new_empty(len(x), heads.heads, x.shape[1], heads.head_dim)
     numbers = (x.shape[1], k_BKLD.shape[2], heads.heads, heads.kv_heads)
-    tables = (*(heads.rope or (None, None)), slots_S, k_BKLD, v_BKLD)
-    read_next = tuple(part.flatten(0, 1).flatten(1) for part in (k_BKLD, v_BKLD))
-    _launch(x, heads.source.asked, found, q_BHSD, tables, numbers, read_next)
+    _launch(x, heads.source.asked, found, q_BHSD, (*(heads.rope or (None, None)), slots_S, k_BKLD, v_BKLD), numbers)
     return q_BHSD
 
 
 def _launch(
-    x: Tensor,
-    product: Product,
-    found: Cut,
-    out: Tensor,
-    tables: tuple[Tensor | None, ...],
-    numbers: tuple[int, ...],
-    then: tuple[Tensor | None, ...],
+    x: Tensor, product: Product, found: Cut, out: Tensor, tables: tuple[Tensor | None, ...], numbers: tuple[int, ...]
 ) -> None:
-    """`tables` and `numbers` are those of heads; `then` is read next."""
+    """`tables` and `numbers` are those of heads, after which keys and values are read."""
     x_MK, rows = x.contiguous().view(-1, found.K), len(product.weight_NK)
     norm = product.norm or Norm(None, None, 0.0, centred=False)
     tiles = -(-rows // (SIDE * found.TILES))
     programs = min(tiles, _processors(x.device))
     tensors = (x_MK, product.weight_NK, norm.weight, norm.bias, product.bias_N, out)
-    given = (*tensors, len(x_MK), rows, tiles, float(norm.eps), *tables, *numbers, *cuda.ahead(then, AHEAD))
+    caches = [part.flatten(0, 1).flatten(1) for part in tables[3:] if part is not None]
+    then = cuda.ahead(caches or [product.then, None], AHEAD)
+    given = (*tensors, len(x_MK), rows, tiles, float(norm.eps), *tables, *numbers, *then)
     _kernel(found, x.device).launch((programs, 1, 1), 32 * found.WARPS, found.shared, given)
 
 
