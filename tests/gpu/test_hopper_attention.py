@@ -103,8 +103,9 @@ def test_blocks_that_all_see_need_not_be_said_to_be(whole: int) -> None:
     assert error(attended((q, k, v), seen), (q, k, v), seen) < BOUND[torch.bfloat16]
 
 
+@pytest.mark.parametrize("width", [64, 128])  # the narrow ones by clusters
 @pytest.mark.parametrize("least", [575, 576, 600])
-def test_a_step_sees_what_it_writes_itself(least: int) -> None:
+def test_a_step_sees_what_it_writes_itself(least: int, width: int) -> None:
     """Attention begins while the kernel that writes the step's own keys runs: those it must not have read before."""
     torch.manual_seed(0)
     length, inputs = 1216, 16
@@ -115,8 +116,8 @@ def test_a_step_sees_what_it_writes_itself(least: int) -> None:
     needed[least + inputs :] = NOWHERE
     numbers = (torch.tensor([number], device="cuda") for number in (whole, extent + 1))
     seen = Visibility(slots, needed, *numbers)
-    cache = torch.randn(2, 1, 8, length, 128, device="cuda").bfloat16()
-    heads = Heads(10 * torch.randn(1, inputs, 48 * 128, device="cuda").bfloat16(), 8, 128)
+    cache = torch.randn(2, 1, 8, length, width, device="cuda").bfloat16()
+    heads = Heads(10 * torch.randn(1, inputs, 48 * width, device="cuda").bfloat16(), 8, width)
 
     def step(k: Tensor, v: Tensor) -> Tensor:
         return attention.attend(fused.remember(heads, k, v, slots), k, v, seen)
@@ -160,8 +161,9 @@ def test_nothing_written_is_nothing_seen() -> None:
         assert not attended(qkv, there).any()
 
 
-def test_it_gives_the_same_each_time_and_in_a_graph() -> None:
-    qkv, seen = _given((1, 32, 8, 96, 2560, 128))
+@pytest.mark.parametrize("shape", [(1, 32, 8, 96, 2560, 128), (1, 32, 4, 14, 5248, 64)], ids=str)
+def test_it_gives_the_same_each_time_and_in_a_graph(shape: Shape) -> None:
+    qkv, seen = _given(shape)
     first = attention.attend(*qkv, seen)
     assert all(torch.equal(first, attention.attend(*qkv, seen)) for _ in range(20))
     graph = torch.cuda.CUDAGraph()
