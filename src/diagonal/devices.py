@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,9 +42,9 @@ def sent(numbers: Any, device: torch.device, dtype: torch.dtype | None = None) -
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
 
 
-def kernels_last(codec: nn.Module, dims: Sequence[int] = (4, 5)) -> None:
-    """Lay the kernels of convolutions, of so many dimensions, out as the frames are: or each call would do it anew."""
+def kernels_last(codec: nn.Module) -> None:
+    """Lay the kernels of convolutions out as the frames are, channels last: or each call would do it anew."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     for parameter in codec.parameters():
-        if parameter.ndim in dims:
+        if parameter.ndim in formats:
             parameter.data = parameter.data.contiguous(memory_format=formats[parameter.ndim])

@@ -358,7 +358,7 @@ def _load_world(
     for module in (world.model, world.tokenizer):
         module.to(device=device, dtype=dtype).eval().requires_grad_(False)
     if device.type == "cuda":
-        kernels_last(world.tokenizer, dims=(5,))  # those of pictures work on frames that are laid out otherwise
+        kernels_last(world.tokenizer)
     return world
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.engine.protocols import WeightMap
+from diagonal.tokenizers.norm import NormSiLU
 from diagonal.tokenizers.radix import digits, number
 
 
@@ -44,14 +44,13 @@ class Residual(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.GroupNorm(8, channels), nn.GroupNorm(8, channels)
+        self.norm1, self.norm2 = NormSiLU(8, channels), NormSiLU(8, channels)
         self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
         nn.init.zeros_(self.conv2.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.conv1(F.silu(self.norm1(x)))
-        out: Tensor = x + self.conv2(F.silu(self.norm2(h)))
+        out: Tensor = x + self.conv2(self.norm2(self.conv1(self.norm1(x))))
         return out
 
 
@@ -62,7 +61,8 @@ def _encoder(config: Config) -> nn.Sequential:
         layers += [nn.Conv2d(before, channels, 4, stride=2, padding=1)]
         layers += [Residual(channels) for _ in range(config.encoder_blocks)]
         before = channels
-    return nn.Sequential(*layers, nn.GroupNorm(8, before), nn.SiLU(), nn.Conv2d(before, len(config.levels), 1))
+    # Weights are counted by place, and there was a layer for SiLU once.
+    return nn.Sequential(*layers, NormSiLU(8, before), nn.Identity(), nn.Conv2d(before, len(config.levels), 1))
 
 
 def _decoder(config: Config) -> nn.Sequential:
@@ -76,7 +76,7 @@ def _decoder(config: Config) -> nn.Sequential:
             before = channels
     # The last doubling is a shuffle of twelve channels into 2x2 pixels of three.
     last = nn.Conv2d(before, 12, 3, padding=1)
-    return nn.Sequential(*layers, nn.GroupNorm(8, before), nn.SiLU(), last, nn.PixelShuffle(2))
+    return nn.Sequential(*layers, NormSiLU(8, before), nn.Identity(), last, nn.PixelShuffle(2))
 
 
 class FSQTokenizer(nn.Module):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from diagonal.engine.protocols import WeightMap
+from diagonal.tokenizers.norm import NormSiLU
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,8 @@ class VQTokenizer(nn.Module):
             lookup_from_codebook=True,
             force_upcast=True,
         )
+        for part in list(self.vq.modules()):
+            _norm_with_silu(part)
 
     @property
     def patch(self) -> int:
@@ -96,6 +99,20 @@ class VQTokenizer(nn.Module):
         latents = self.vq.quantize.embedding(tokens_NHW).permute(0, 3, 1, 2)
         decoded: Tensor = self.vq.decoder(self.vq.post_quant_conv(latents))
         return decoded
+
+
+def _norm_with_silu(part: Any) -> None:
+    """In a part of diffusers' VQModel that has norms with SiLU behind them, make each pair one layer. Weights keep
+    their names."""
+    children = dict(part.named_children())
+    for norms, act in ((("norm1", "norm2"), "nonlinearity"), (("conv_norm_out",), "conv_act")):
+        if isinstance(children.get(act), nn.SiLU):
+            for name in norms:
+                norm = children[name]
+                made = NormSiLU(norm.num_groups, norm.num_channels, norm.eps)
+                made.weight, made.bias = norm.weight, norm.bias
+                setattr(part, name, made)
+            setattr(part, act, nn.Identity())
 
 
 VARIANTS = {

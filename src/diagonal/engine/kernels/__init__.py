@@ -35,6 +35,10 @@ class Ops(Protocol):
 
     def frame_norm(self, x_BTHWC: Tensor, weight: Tensor, bias: Tensor, eps: float, silu: bool) -> Tensor: ...
 
+    def group_norm(
+        self, x_NCHW: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool
+    ) -> Tensor: ...
+
     def add_bias(self, x: Tensor, bias: Tensor, other: Tensor) -> Tensor: ...
 
     def fp8_linear(

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from diagonal.engine.kernels import plain
+
 TILE = 4096  # numbers at a time
 PARTS = 128  # of a frame, at most
 
@@ -32,6 +34,96 @@ def frame_norm(x_BTHWC: Tensor, weight: Tensor, bias: Tensor, eps: float, silu: 
         *(silu, triton.next_power_of_2(parts), TILE),
     )
     return out
+
+
+def group_norm(x_NCHW: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool) -> Tensor:
+    """(x - mean) / std * weight + bias, mean and std over a group of channels of a frame; with SiLU behind it; in
+    float32, rounded once. Frames lie channels last, and so does the result; others are left to the twin."""
+    if not x_NCHW.is_contiguous(memory_format=torch.channels_last):
+        return plain.group_norm(x_NCHW, weight, bias, groups, eps, silu)
+    frames, channels, height, width = x_NCHW.shape
+    pixels, block = height * width, triton.next_power_of_2(channels)
+    rows = max(1, TILE // block)  # pixels at a time
+    share = triton.cdiv(triton.cdiv(pixels, rows), PARTS)
+    parts = triton.cdiv(pixels, share * rows)
+    sums = torch.empty(2, frames, parts, channels, dtype=torch.float32, device=x_NCHW.device)
+    _channel_sums[(parts, frames)](x_NCHW, sums[0], sums[1], pixels, channels, share, rows, block)
+    stats = torch.empty(2, frames, groups, dtype=torch.float32, device=x_NCHW.device)
+    own = channels // groups
+    _group_stats[(groups, frames)](
+        *(x_NCHW, sums[0], sums[1], stats[0], stats[1], pixels, channels, own, parts, eps),
+        *(triton.next_power_of_2(own), triton.next_power_of_2(parts)),
+    )
+    out = torch.empty_like(x_NCHW)
+    size = pixels * channels
+    _group_normed[(triton.cdiv(size, TILE), frames)](
+        *(x_NCHW, weight, bias, stats[0], stats[1], out, size, channels, own, groups, silu, TILE)
+    )
+    return out
+
+
+@triton.jit
+def _channel_sums(x, firsts, seconds, pixels, channels, share, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums of each channel of a part of a frame, and of its squares, both of the distance to its first pixel's."""
+    part, frame = tl.program_id(0), tl.program_id(1)
+    x += frame.to(tl.int64) * pixels * channels
+    channel = tl.arange(0, BLOCK)[None, :]
+    there = channel < channels
+    origin = tl.load(x + channel, mask=there, other=0.0).to(tl.float32)
+    first, second = tl.zeros([ROWS, BLOCK], tl.float32), tl.zeros([ROWS, BLOCK], tl.float32)
+    for tile in range(part * share, (part + 1) * share):
+        pixel = tile * ROWS + tl.arange(0, ROWS)[:, None]
+        inside = there & (pixel < pixels)
+        far = tl.load(x + pixel * channels + channel, mask=inside, other=0.0).to(tl.float32) - origin
+        far = tl.where(inside, far, 0.0)
+        first += far
+        second += far * far
+    to = (frame * tl.num_programs(0) + part) * channels + tl.arange(0, BLOCK)
+    inside = tl.arange(0, BLOCK) < channels
+    tl.store(firsts + to, tl.sum(first, 0), mask=inside)
+    tl.store(seconds + to, tl.sum(second, 0), mask=inside)
+
+
+@triton.jit
+def _group_stats(
+    x, firsts, seconds, means, scales, pixels, channels, own, parts, eps,
+    OWN: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Mean, and one over the deviation, of a group of a frame, from the sums of its channels."""
+    group, frame = tl.program_id(0), tl.program_id(1)
+    channel, part = group * own + tl.arange(0, OWN), tl.arange(0, PARTS)[:, None]
+    there = tl.arange(0, OWN) < own
+    at = (frame * parts + part) * channels + channel[None, :]
+    inside = (part < parts) & there[None, :]
+    first = tl.sum(tl.load(firsts + at, mask=inside, other=0.0), 0)
+    second = tl.sum(tl.load(seconds + at, mask=inside, other=0.0), 0)
+    origin = tl.load(x + frame.to(tl.int64) * pixels * channels + channel, mask=there, other=0.0).to(tl.float32)
+    count = own * pixels
+    base = tl.sum(origin, 0) / own
+    mean = tl.sum(tl.where(there, (origin - base) * pixels + first, 0.0), 0) / count + base
+    away = tl.where(there, origin - mean, 0.0)
+    variance = tl.sum(second + 2 * away * first + pixels * away * away, 0) / count
+    tl.store(means + frame * tl.num_programs(0) + group, mean)
+    tl.store(scales + frame * tl.num_programs(0) + group, tl.rsqrt(variance + eps))
+
+
+@triton.jit
+def _group_normed(
+    x, weight, bias, means, scales, out, size, channels, own, groups,
+    SILU: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Some numbers of a frame."""
+    frame = tl.program_id(1)
+    x += frame.to(tl.int64) * size
+    out += frame.to(tl.int64) * size
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside, channel = at < size, at % channels
+    group = frame * groups + channel // own
+    value = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - tl.load(means + group)) * tl.load(scales + group)
+    value = value * tl.load(weight + channel).to(tl.float32) + tl.load(bias + channel).to(tl.float32)
+    if SILU:
+        value *= tl.sigmoid(value)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -18,6 +18,7 @@ __all__ = [
     "fp8_rows",
     "frame_norm",
     "gelu",
+    "group_norm",
     "int8_linear",
     "layer_norm",
     "needed_slots",
@@ -58,6 +59,12 @@ def frame_norm(x_BTHWC: Tensor, weight: Tensor, bias: Tensor, eps: float, silu: 
     normed = F.group_norm(x_NCHW, 1, weight, bias, eps)
     out: Tensor = (F.silu(normed) if silu else normed).permute(0, 2, 3, 1).unflatten(0, x_BTHWC.shape[:2])
     return out
+
+
+def group_norm(x_NCHW: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool) -> Tensor:
+    """(x - mean) / std * weight + bias, mean and std over a group of channels of a frame; with SiLU behind it."""
+    normed = F.group_norm(x_NCHW, groups, weight, bias, eps)
+    return F.silu(normed) if silu else normed
 
 
 def norm_silu(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:
