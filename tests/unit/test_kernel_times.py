@@ -1,0 +1,60 @@
+"""What `benchmarks/kernels.py` measures: the products that a model's first layer asks for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks import kernels
+from diagonal.engine.kernels import narrow, products, wide
+from diagonal.engine.product import Product
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted"),
+    [
+        ("mcar/700m", [("attention.qkv", 2560, 2048), ("attention.out", 2048, 2048), ("mlp.gate_up", 8192, 2048)]),
+        ("cosmos/12b", [("attention.qkv", 6144, 5120), ("attention.out", 5120, 4096), ("mlp.gate_up", 28672, 5120)]),
+        ("wham/1.6b", [("attn.c_attn", 6912, 2304), ("attn.c_proj", 2304, 2304), ("mlp.c_fc", 9216, 2304)]),
+    ],
+)
+def test_products_are_those_of_the_first_layer(model: str, wanted: list[tuple[str, int, int]]) -> None:
+    found, spec = kernels.kinds_of(model)
+    shapes = [(kind.name.removeprefix("blocks.0."), *kind.asked.weight_NK.shape) for kind in found]
+    assert shapes[:3] == wanted and len(found) == 4
+    assert [kind.asked.residual is not None for kind in found] == [False, True, False, True]
+    assert [kind.asked.norm is not None for kind in found] == [True, False, True, False]
+    assert found[2].asked.act in ("silu", "gelu") and spec.layers > 1
+
+
+def test_others_are_asked_and_then_no_more() -> None:
+    fitting = narrow.fitting, wide.fitting
+    with kernels.others():
+        assert narrow.fitting(torch.zeros(1), None) is None and wide.fitting(torch.zeros(1), None) is None  # type: ignore[arg-type]
+    assert (narrow.fitting, wide.fitting) == fitting
+
+
+def test_times_are_written_beside_what_reading_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    product = products.product
+
+    def noted(x: Tensor, one: Product) -> Tensor:
+        asked.append(x.shape[1])
+        return product(x, one)
+
+    monkeypatch.setattr(products, "product", noted)
+    out = tmp_path / "times.json"
+    given = ["kernels.py", "--model", "mcar/tiny", "--tokens", "1", "3", "--device", "cpu", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", given)
+    kernels.main()
+    result = json.loads(out.read_text())
+    assert [row["tokens"] for row in result["rows"]] == [1] * 4 + [3] * 4 and set(asked) == {1, 2, 3}
+    for row in result["rows"]:
+        assert row["us"] > 0 and row["us_others"] > 0
+        assert row["us_reading"] == pytest.approx(row["bytes"] / result["bandwidth_gbs"] / 1e3)
+    assert result["rows"][0]["bytes"] == 2 * 64 * (4 + 2 * 2) * 16
