@@ -34,11 +34,11 @@ def make_wide(machine: Machine) -> None:
 
 
 def make_wider(machine: Machine) -> None:
-    torch.manual_seed(0)
     """Blocks that are not full, and at the end of the matrix fewer rows."""
-    product, x = random_product("residual", 72, 150, 320, "cpu"), random(72, 320, device="cpu")
+    torch.manual_seed(0)
+    product, x = random_product("residual", 72, 180, 320, "cpu"), random(72, 320, device="cpu")
     found = wide.cut(72, product, 2)
-    assert found is not None and found.ROWS == 80 and found.BLOCKS == 2 and product.residual is not None
+    assert found is not None and found.ROWS == 96 and found.BLOCKS == 2 and product.residual is not None
     found = replace(found, W_STAGES=2, X_STAGES=2)
     check_product(wide.run(x, replace(product, residual=product.residual.clone()), found), x, product)
 

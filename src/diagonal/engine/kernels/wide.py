@@ -28,6 +28,7 @@ MANY = 128  # tokens of wider.cu, at most
 LEAST, FEW = 9, 16  # tokens with fewer of which, or up to which with large matrices, others are faster
 STEP = 16  # tokens for which one kernel serves
 BLOCK = 64  # rows of W that the tensor cores of wider.cu take at a time
+FULL = 0.7  # of all blocks' rows, at least: the tensor cores take power for the others too, which large models lack
 AHEAD = 8 << 20  # bytes of the next product's weights: about what memory gives while one kernel ends and another begins
 WEIGHTS = 96 * 1024  # bytes of weights that should be under way at least
 WAITING = 768  # rows, in units of all: about 3 microseconds of reading, in which tokens arrive that are asked for
@@ -123,7 +124,7 @@ def _blocks(found: Cut, tokens: int, rows: int, processors: int) -> Iterator[Cut
         own = -(-outputs // (SIDE * (processors // split))) * SIDE
         forms = ((1, 1), (2, 1)) if silu else ((1, 1), (1, 2), (2, 2))  # groups, and blocks that each finishes
         fits = next((form for form in forms if BLOCK <= own <= BLOCK * form[0] * form[1]), None)
-        if fits is not None:
+        if fits is not None and own >= FULL * BLOCK * fits[0] * fits[1]:
             groups, blocks = fits
             halves = 2 if silu else 1
             some = replace(found, ROWS=own * halves, SPLIT=split, GROUPS=groups, BLOCKS=blocks * halves)
