@@ -66,10 +66,12 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
     barriers_made();
     if (TOGETHER) expect(mailed, TOP_BYTES + MAIL_BYTES);
   }
-  if (TOGETHER)
+  if (TOGETHER) {
+    call_next();  // clusters leave multiprocessors free: there the product after this may read its weights
     meet_cluster();
-  else
+  } else {
     __syncthreads();
+  }
 
   // Rounds that all queries see wholly, then others: of both, this part's share. These numbers, and the keys and values of
   // whole rounds, were written before this step's first layer: they are read while the kernel before still runs. Of a prompt,
