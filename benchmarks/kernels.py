@@ -47,6 +47,13 @@ class Kind:
     asked: Product
 
 
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """What has weights."""
+
+    weight: Tensor
+
+
 def kinds_of(model: str) -> tuple[list[Kind], CacheSpec]:
     """The products of a model's first layer, as it asks for them, and its cache."""
     with torch.device("meta"):
@@ -119,7 +126,7 @@ def time_product(kind: Kind, tokens: int, device: torch.device) -> dict[str, Any
     x = random(1, tokens, depth)
 
     def call(weight: Tensor, then: Tensor) -> Callable[[], object]:
-        return lambda: products.product(x, replace(asked, weight_NK=weight, then=then))
+        return lambda: products.product(x, replace(asked, weight_NK=weight, then=Layer(then)))
 
     calls = [call(weight, weights[(index + 1) % copies]) for index, weight in enumerate(weights)]
     ours = microseconds(calls, device)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from diagonal.engine.kernels import cuda
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What has weights."""
+
+    weight: Tensor
 
 
 def lines(weights: Sequence[Tensor | None], limit: int) -> list[int]:

@@ -16,9 +16,9 @@ from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import cuda, hopper_attention, narrow, wide
 from diagonal.engine.kernels.products import product
 from diagonal.engine.kernels.visibility import Visibility
-from diagonal.engine.product import Pending, Product
+from diagonal.engine.product import Pending, Product, Weighted
 from diagonal.models import layers, wham
-from tests.ahead import lines
+from tests.ahead import Layer, lines
 from tests.cuda_on_cpu import Machine
 from tests.products import random, random_product
 
@@ -57,10 +57,11 @@ def test_products_fetch_what_comes_next_once(
 ) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(kernel, "AHEAD", limit)
-    product = replace(random_product("plain", tokens, 256, 256, "cpu"), then=random(24, 512, device="cpu"))
+    read_next = random(24, 512, device="cpu")
+    product = replace(random_product("plain", tokens, 256, 256, "cpu"), then=Layer(read_next))
     found = kernel.cut(tokens, product, machine.processors)
     kernel.run(random(tokens, 256, device="cpu"), product, found)
-    assert sorted(machine.prefetched) == lines([product.then], limit)
+    assert sorted(machine.prefetched) == lines([read_next], limit)
 
 
 def test_attention_fetches_the_next_two(machine: Machine) -> None:
@@ -68,8 +69,9 @@ def test_attention_fetches_the_next_two(machine: Machine) -> None:
     number = torch.ones(1, dtype=torch.long)
     seen = Visibility(torch.arange(64, 67), torch.arange(128, dtype=torch.int32), number, 2 * number)
     weights = (random(24, 512, device="cpu"), random(8, 256, device="cpu"))
+    then = (Layer(weights[0]), Layer(weights[1]))
     for found in (hopper_attention.Cut(64, 1, SPLIT=False), hopper_attention.Cut(64, 3, SPLIT=False, CLUSTER=8)):
-        hopper_attention.run(found, (q, k, k), seen, (torch.empty(1, 3, 4, 64).bfloat16(), None, None), weights)
+        hopper_attention.run(found, (q, k, k), seen, (torch.empty(1, 3, 4, 64).bfloat16(), None, None), then)
         assert sorted(machine.prefetched) == lines(weights, hopper_attention.AHEAD)
 
 
@@ -78,7 +80,7 @@ def test_models_say_which_weights_come_next(name: str, monkeypatch: pytest.Monke
     """What each product and each attention is told must be what the next products are made with, and after the last
     the first of the next step."""
     read: list[int] = []
-    told: list[tuple[int, tuple[Tensor, ...]]] = []  # after so many products
+    told: list[tuple[int, tuple[Weighted, ...]]] = []  # after so many products
 
     def noted(x: Tensor, asked: Product) -> Tensor:
         read.append(asked.weight_NK.data_ptr())
@@ -105,4 +107,4 @@ def test_models_say_which_weights_come_next(name: str, monkeypatch: pytest.Monke
     layers_count = model.config.layers
     assert len(told) >= 3 * layers_count + 1
     for after, weights in told:
-        assert [weight.data_ptr() for weight in weights] == (read + read[:1])[after : after + len(weights)]
+        assert [one.weight.data_ptr() for one in weights] == (read + read[:1])[after : after + len(weights)]

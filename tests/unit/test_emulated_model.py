@@ -18,6 +18,7 @@ from diagonal.engine.graphs import DeviceStep
 from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import hopper_attention, narrow, plain, products, wide
 from diagonal.engine.kernels.visibility import BLOCK, NOWHERE, Visibility
+from diagonal.engine.product import Weighted
 from diagonal.models import layers, mcar, wham
 from tests.cuda_on_cpu import Machine
 
@@ -42,7 +43,7 @@ def _prompt(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _attend(machine: Machine) -> Callable[..., Tensor]:
-    def attend(q: Tensor, k: Tensor, v: Tensor, seen: Visibility, then: tuple[Tensor, ...]) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, seen: Visibility, then: tuple[Weighted, ...]) -> Tensor:
         found, _ = hopper_attention.cut(q, k, machine.processors, most=1)
         out_BSHD = torch.full_like(q.transpose(1, 2), torch.nan, memory_format=torch.contiguous_format)
         hopper_attention.run(found, (q.contiguous(), k, v), seen, (out_BSHD, None, None), then)

@@ -25,6 +25,7 @@ from diagonal.engine.cache import KVCache
 from diagonal.engine.heads import Heads, joined
 from diagonal.engine.kernels import ops
 from diagonal.engine.kernels.visibility import BLOCK, Visibility
+from diagonal.engine.product import Weighted
 from diagonal.engine.protocols import TokenModel
 from diagonal.engine.runner import Eager
 from diagonal.engine.sampler import Sampler
@@ -35,7 +36,7 @@ from diagonal.plan import NEVER, NONE, Plan
 WIDTHS: tuple[int, ...] = (1, 2, 4, *range(8, 129, 8))
 
 # Attention of a step's queries to the cache, told which weights come next: kernels.attention.attend, or its twin.
-Attend = Callable[[Tensor, Tensor, Tensor, Visibility, tuple[Tensor, ...]], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, Visibility, tuple[Weighted, ...]], Tensor]
 
 
 def padded(width: int) -> int:
@@ -129,7 +130,7 @@ class DeviceLayer:
         q_BHSD = ops(heads.given).remember(heads, self.k, self.v, self.step.seen.slots_S)
         return joined(self._mixed(q_BHSD, heads.then))
 
-    def _mixed(self, q_BHSD: Tensor, then: tuple[Tensor, ...] = ()) -> Tensor:
+    def _mixed(self, q_BHSD: Tensor, then: tuple[Weighted, ...] = ()) -> Tensor:
         return self.step.attend(q_BHSD.to(self.k.dtype), self.k, self.v, self.step.seen, then).to(q_BHSD.dtype)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -28,16 +28,27 @@ class Norm:
         return self.weight
 
 
+class Weighted(Protocol):
+    """What has weights: a layer, or several, of which these are read first. They are asked for by kernels alone."""
+
+    @property
+    def weight(self) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Product:
-    """f(norm(x) W^T + bias), or that onto a residual. `then`: weights that are read next, for the kernel to fetch."""
+    """f(norm(x) W^T + bias), or that onto a residual. `then` has the weights that are read next: kernels fetch them."""
 
     weight_NK: Tensor
     bias_N: Tensor | None = None
     norm: Norm | None = None
     act: Activation = None
     residual: Tensor | None = None
-    then: Tensor | None = None
+    then: Weighted | None = None
+
+    @property
+    def next_weight(self) -> Tensor | None:
+        return None if self.then is None else self.then.weight
 
     def parts(self) -> list[Tensor]:
         """All tensors that it is made of."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.engine.heads import HeadNorm, Heads, Rope, joined
+from diagonal.engine.product import Weighted
 from diagonal.engine.protocols import CacheSpec, Sampling, TokenLayerMemory, TokenMemory, Variant, WeightMap
 from diagonal.models.layers import (
     RMSNorm,
@@ -151,13 +153,13 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
     def forward(
-        self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory, then: Tensor, keep: Tensor | None
+        self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory, then: Weighted, keep: Tensor | None
     ) -> Tensor:
         of_heads = HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        qkv, weights = norm_linear_later(norm, self.qkv, x_BSM), (self.out.weight, then)
-        heads = Heads(qkv, self.kv_heads, self.head_dim, rope, of_heads, weights)
+        qkv, out = norm_linear_later(norm, self.qkv, x_BSM), self.out
+        heads = Heads(qkv, self.kv_heads, self.head_dim, rope, of_heads, (out, then))
         x_BSM, mixed = kept(keep, x_BSM, memory.attend_heads(heads))
-        return add_linear(x_BSM, self.out, mixed, then)
+        return add_linear(x_BSM, out, mixed, then)
 
 
 class TextAttention(nn.Module):
@@ -171,6 +173,10 @@ class TextAttention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.eps)
         self.k_norm = RMSNorm(config.head_dim, config.eps)
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.q.weight
 
     def context(self, text_BLC: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, K, L, D). Rows of zeros, the padding of a text, have zero keys and values and count."""
@@ -198,16 +204,20 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(config.width, config.eps)
         self.mlp = SwiGLU(config.width, config.mlp)
 
+    @property
+    def weight(self) -> Tensor:
+        return self.attention.qkv.weight
+
     def forward(
         self,
         x_BSM: Tensor,
         rope: Rope,
         memory: TokenLayerMemory,
-        then: Tensor,
+        then: Weighted,
         keep: Tensor | None,
         text: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
-        first = self.mlp.gate_up.weight if text is None else self.text_attention.q.weight
+        first: Weighted = self.mlp if text is None else self.text_attention
         h = self.attention(x_BSM, self.attention_norm, rope, memory, first, keep)
         if text is not None:
             h = self.text_attention(h, self.text_norm, text)
@@ -270,8 +280,8 @@ class Cosmos(nn.Module):
         """Logits. Without `text` (from `context`) the text layers add nothing, as with a text of zeros only."""
         x_BSM = look_up(self.embed, tokens_BS)
         cos, sin, *tables = memory.by_slot(self._positions, slots_S)
-        first, *others = (block.get_parameter("attention.qkv.weight") for block in self.blocks)
-        then = [*others, self.head.weight]
+        first, *others = cast("list[Block]", self.blocks)
+        then = [*others, self.head]
         for index, block in enumerate(self.blocks):
             for table_SM in tables:
                 x_BSM = x_BSM + table_SM

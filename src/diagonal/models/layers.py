@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from diagonal.engine.heads import Rope
 from diagonal.engine.kernels import able, ops
 from diagonal.engine.kernels.products import activated, product
-from diagonal.engine.product import Activation, Norm, Pending, Product
+from diagonal.engine.product import Activation, Norm, Pending, Product, Weighted
 
 
 class RMSNorm(nn.Module):
@@ -50,9 +50,13 @@ class SwiGLU(nn.Module):
         self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
 
-    def forward(self, x_BSM: Tensor, norm: RMSNorm, then: Tensor | None = None) -> Tensor:
-        hidden = norm_linear(norm, self.gate_up, x_BSM, "silu", self.down.weight)
-        return add_linear(x_BSM, self.down, hidden, then)
+    @property
+    def weight(self) -> Tensor:
+        return self.gate_up.weight
+
+    def forward(self, x_BSM: Tensor, norm: RMSNorm, then: Weighted | None = None) -> Tensor:
+        down = self.down
+        return add_linear(x_BSM, down, norm_linear(norm, self.gate_up, x_BSM, "silu", down), then)
 
 
 class ScaledRows(nn.Module):
@@ -102,7 +106,7 @@ def norm_linear(
     linear: nn.Linear | ScaledRows,
     x: Tensor,
     act: Activation = None,
-    then: Tensor | None = None,
+    then: Weighted | None = None,
 ) -> Tensor:
     """f(linear(norm(x))): one kernel where there is one for it, which may fetch weights `then` that are read next."""
     if isinstance(linear, ScaledRows):
@@ -125,7 +129,7 @@ def look_up(embedding: nn.Embedding, ids: Tensor) -> Tensor:
     return rows
 
 
-def add_linear(residual: Tensor, linear: nn.Linear | ScaledRows, x: Tensor, then: Tensor | None = None) -> Tensor:
+def add_linear(residual: Tensor, linear: nn.Linear | ScaledRows, x: Tensor, then: Weighted | None = None) -> Tensor:
     """residual + linear(x). Where kernels run the residual is then gone: the product is added onto it. The kernel may
     fetch weights `then` that are read next."""
     if isinstance(linear, ScaledRows):

@@ -8,10 +8,12 @@ key/value heads (the paper's appendix G says otherwise; docs/paper.md lists the 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 from torch import Tensor, nn
 
 from diagonal.engine.heads import Heads, Rope
+from diagonal.engine.product import Weighted
 from diagonal.engine.protocols import CacheSpec, Sampling, TokenLayerMemory, TokenMemory, Variant, WeightMap
 from diagonal.models.layers import RMSNorm, SwiGLU, add_linear, kept, look_up, norm_linear, norm_linear_later, rope_1d
 
@@ -61,12 +63,12 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
     def forward(
-        self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory, then: Tensor, keep: Tensor | None
+        self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory, then: Weighted, keep: Tensor | None
     ) -> Tensor:
-        qkv, weights = norm_linear_later(norm, self.qkv, x_BSM), (self.out.weight, then)
-        heads = Heads(qkv, self.kv_heads, self.head_dim, rope, then=weights)
+        qkv, out = norm_linear_later(norm, self.qkv, x_BSM), self.out
+        heads = Heads(qkv, self.kv_heads, self.head_dim, rope, then=(out, then))
         x_BSM, mixed = kept(keep, x_BSM, memory.attend_heads(heads))
-        return add_linear(x_BSM, self.out, mixed, then)
+        return add_linear(x_BSM, out, mixed, then)
 
 
 class Block(nn.Module):
@@ -79,9 +81,16 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(config.width, config.eps)
         self.mlp = SwiGLU(config.width, config.mlp)
 
-    def forward(self, x_BSM: Tensor, rope: Rope, memory: TokenLayerMemory, then: Tensor, keep: Tensor | None) -> Tensor:
-        h = self.attention(x_BSM, self.attention_norm, rope, memory, self.mlp.gate_up.weight, keep)
-        out: Tensor = self.mlp(h, self.mlp_norm, then)
+    @property
+    def weight(self) -> Tensor:
+        return self.attention.qkv.weight
+
+    def forward(
+        self, x_BSM: Tensor, rope: Rope, memory: TokenLayerMemory, then: Weighted, keep: Tensor | None
+    ) -> Tensor:
+        mlp = self.mlp
+        h = self.attention(x_BSM, self.attention_norm, rope, memory, mlp, keep)
+        out: Tensor = mlp(h, self.mlp_norm, then)
         return out
 
 
@@ -129,8 +138,8 @@ class MCAR(nn.Module):
     def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: TokenMemory, keep: Tensor | None = None) -> Tensor:
         x_BSM = look_up(self.embed, tokens_BS)
         rope = memory.by_slot(self._rope, slots_S)
-        first, *others = (block.get_parameter("attention.qkv.weight") for block in self.blocks)
-        then = [*others, self.head.weight]
+        first, *others = cast("list[Block]", self.blocks)
+        then = [*others, self.head]
         for index, block in enumerate(self.blocks):
             x_BSM = block(x_BSM, rope, memory.layer(index), then[index], keep if index == len(others) else None)
         return norm_linear(self.norm, self.head, x_BSM, then=first)

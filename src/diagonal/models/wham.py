@@ -12,13 +12,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from diagonal.engine.heads import Heads
 from diagonal.engine.kernels.products import product
-from diagonal.engine.product import Product
+from diagonal.engine.product import Product, Weighted
 from diagonal.engine.protocols import CacheSpec, Sampling, State, TokenLayerMemory, TokenMemory, Variant, WeightMap
 from diagonal.models.layers import LayerNorm, add_linear, kept, look_up, norm_linear, norm_linear_later
 
@@ -120,12 +120,12 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(config.width, config.width, bias=config.bias)
 
     def forward(
-        self, x_BSM: Tensor, norm: LayerNorm, memory: TokenLayerMemory, then: Tensor, keep: Tensor | None
+        self, x_BSM: Tensor, norm: LayerNorm, memory: TokenLayerMemory, then: Weighted, keep: Tensor | None
     ) -> Tensor:
-        qkv, weights = norm_linear_later(norm, self.c_attn, x_BSM), (self.c_proj.weight, then)
-        heads = Heads(qkv, self.heads, self.head_dim, then=weights)
+        qkv, out = norm_linear_later(norm, self.c_attn, x_BSM), self.c_proj
+        heads = Heads(qkv, self.heads, self.head_dim, then=(out, then))
         x_BSM, mixed = kept(keep, x_BSM, memory.attend_heads(heads))
-        return add_linear(x_BSM, self.c_proj, mixed, then)
+        return add_linear(x_BSM, out, mixed, then)
 
 
 class FeedForward(nn.Module):
@@ -136,8 +136,13 @@ class FeedForward(nn.Module):
         self.c_fc = nn.Linear(config.width, 4 * config.width, bias=config.bias)
         self.c_proj = nn.Linear(4 * config.width, config.width, bias=config.bias)
 
-    def forward(self, x_BSM: Tensor, norm: LayerNorm, then: Tensor) -> Tensor:
-        return add_linear(x_BSM, self.c_proj, norm_linear(norm, self.c_fc, x_BSM, "gelu", self.c_proj.weight), then)
+    @property
+    def weight(self) -> Tensor:
+        return self.c_fc.weight
+
+    def forward(self, x_BSM: Tensor, norm: LayerNorm, then: Weighted) -> Tensor:
+        down = self.c_proj
+        return add_linear(x_BSM, down, norm_linear(norm, self.c_fc, x_BSM, "gelu", down), then)
 
 
 class Block(nn.Module):
@@ -150,9 +155,14 @@ class Block(nn.Module):
         self.ln_2 = _norm(config, affine=config.version == 1)
         self.mlp = FeedForward(config)
 
-    def forward(self, x_BSM: Tensor, memory: TokenLayerMemory, then: Tensor, keep: Tensor | None) -> Tensor:
-        h = self.attn(x_BSM, self.ln_1, memory, self.mlp.c_fc.weight, keep)
-        out: Tensor = self.mlp(h, self.ln_2, then)
+    @property
+    def weight(self) -> Tensor:
+        return self.attn.c_attn.weight
+
+    def forward(self, x_BSM: Tensor, memory: TokenLayerMemory, then: Weighted, keep: Tensor | None) -> Tensor:
+        mlp = self.mlp
+        h = self.attn(x_BSM, self.ln_1, memory, mlp, keep)
+        out: Tensor = mlp(h, self.ln_2, then)
         return out
 
 
@@ -183,8 +193,8 @@ class WHAM(nn.Module):
 
     def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: TokenMemory, keep: Tensor | None = None) -> Tensor:
         x_BSM = look_up(self.wte, tokens_BS) + look_up(self.wpe, slots_S)
-        first, *others = (block.get_parameter("attn.c_attn.weight") for block in self.blocks)
-        then = [*others, self.wte.weight]
+        first, *others = cast("list[Block]", self.blocks)
+        then = [*others, self.wte]
         for index, block in enumerate(self.blocks):
             x_BSM = block(x_BSM, memory.layer(index), then[index], keep if index == len(others) else None)
         return product(x_BSM, Product(self.wte.weight, norm=self.ln_f.spec, then=first))

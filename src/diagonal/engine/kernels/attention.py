@@ -25,6 +25,7 @@ from torch import Tensor
 from diagonal.engine.kernels import hopper_attention
 from diagonal.engine.kernels.early import call_next, early, wait
 from diagonal.engine.kernels.visibility import BLOCK, Visibility
+from diagonal.engine.product import Weighted
 
 HEAD_DIMS = (16, 32, 64, 128)
 WHOLE = (torch.int32, torch.int64)
@@ -69,15 +70,15 @@ def attend(
     k_BKLD: Tensor,
     v_BKLD: Tensor,
     seen: Visibility,
-    then: tuple[Tensor, ...] = (),
+    then: tuple[Weighted, ...] = (),
     processors: int | None = None,
 ) -> Tensor:
     """softmax(q k^T / sqrt(D)) v over what each query sees, (B, H, S, D); zeros for a query that sees nothing.
 
     Query head h reads key head h // (H // K). The cache is contiguous and of the queries' dtype; the queries may be a
-    view. The result is a view of (B, S, H, D), ready for the output projection. Of `then`, up to two weights that are
-    read next, the first may be fetched meanwhile. `processors` is the GPU's number of streaming multiprocessors, asked
-    of torch where it is not given.
+    view. The result is a view of (B, S, H, D), ready for the output projection. `then` has weights that are read
+    next: the first of up to two may be fetched meanwhile. `processors` is the GPU's number of streaming
+    multiprocessors, asked of torch where it is not given.
     """
     _check(q_BHSD, k_BKLD, v_BKLD, seen)
     if processors is None:

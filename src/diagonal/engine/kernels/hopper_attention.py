@@ -17,6 +17,7 @@ from torch import Tensor
 
 from diagonal.engine.kernels import cuda
 from diagonal.engine.kernels.visibility import Visibility
+from diagonal.engine.product import Weighted
 
 WIDTHS = (64, 128)  # of heads
 SIDE = 64  # rows of four warps
@@ -122,7 +123,7 @@ def serves(width: int, cache: Tensor) -> bool:
 
 
 def run(
-    found: Cut, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, into: Parts, then: tuple[Tensor, ...] = ()
+    found: Cut, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, into: Parts, then: tuple[Weighted, ...] = ()
 ) -> None:
     """Mixtures of values (parts, B, S, H, D), as `cut` found. Those of several parts are in float16 over their sizes.
     Weights that come next are fetched into the second-level cache."""
@@ -150,13 +151,14 @@ def _rows(q_BHSD: Tensor, k_BKLD: Tensor) -> int:
 
 
 def _launch(
-    found: Cut, qkv: tuple[Tensor, Tensor, Tensor], tensors: tuple[Tensor | None, ...], then: tuple[Tensor, ...]
+    found: Cut, qkv: tuple[Tensor, Tensor, Tensor], tensors: tuple[Tensor | None, ...], then: tuple[Weighted, ...]
 ) -> None:
     """`tensors` are what says who sees whom, and Parts."""
     (batch, heads, queries, width), (kv_heads, length) = qkv[0].shape, qkv[1].shape[1:3]
     maps = (cuda.tensor_map(part.view(-1, width), SIDE, SIDE) for part in qkv)
     numbers = (queries, length, heads, kv_heads, math.log2(math.e) / math.sqrt(width))
-    given = (*maps, *tensors, *numbers, *cuda.ahead((*then, None, None)[:2], AHEAD))
+    read_next = [*(one.weight for one in then), None, None][:2]
+    given = (*maps, *tensors, *numbers, *cuda.ahead(read_next, AHEAD))
     tiles, lse = -(-_rows(*qkv[:2]) // found.rows), tensors[-2]
     parts = 1 if lse is None else len(lse)
     grid = (CLUSTER, batch * kv_heads, tiles) if found.CLUSTER > 1 else (tiles, batch * kv_heads, parts)

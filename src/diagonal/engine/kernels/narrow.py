@@ -157,8 +157,8 @@ def _launch(
     programs = min(tiles, _processors(x.device))
     tensors = (x_MK, product.weight_NK, norm.weight, norm.bias, product.bias_N, out)
     caches = [part.flatten(0, 1).flatten(1) for part in tables[3:] if part is not None]
-    then = cuda.ahead(caches or [product.then, None], AHEAD)
-    given = (*tensors, len(x_MK), rows, tiles, float(norm.eps), *tables, *numbers, *then)
+    ahead = cuda.ahead(caches or [product.next_weight, None], AHEAD)
+    given = (*tensors, len(x_MK), rows, tiles, float(norm.eps), *tables, *numbers, *ahead)
     _kernel(found, x.device).launch((programs, 1, 1), 32 * found.WARPS, found.shared, given)
 
 

@@ -20,10 +20,11 @@ def product(x: Tensor, asked: Product) -> Tensor:
     if few is not None:
         return narrow.run(x, asked, few)
     x = x if asked.norm is None else _normed(x, asked.norm)
-    asked = replace(asked, norm=None)
-    many = wide.fitting(x, asked) if fused else None
-    if many is not None:
-        return wide.run(x, asked, many)
+    if fused:
+        asked = replace(asked, norm=None)
+        many = wide.fitting(x, asked)
+        if many is not None:
+            return wide.run(x, asked, many)
     residual, alone = asked.residual, asked.act is None and asked.bias_N is None
     if fused and residual is None and asked.act == "gelu" and asked.bias_N is not None:
         # Prompts: cuBLAS takes the tanh form along, which saves two passes over the largest activations.

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from diagonal.engine.product import Weighted
+
 BLOCK = 64  # slots that the kernel reads at a time; caches are whole blocks
 NOWHERE = 2**31 - 1  # behind every slot
 
@@ -41,7 +43,7 @@ class Visibility:
 
 
 def attend_reference(
-    q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, then: tuple[Tensor, ...] = ()
+    q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, then: tuple[Weighted, ...] = ()
 ) -> Tensor:
     """softmax(q k^T / sqrt(D)) v over what each query sees, (B, H, S, D); zeros for a query that sees nothing.
 

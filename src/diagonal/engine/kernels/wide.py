@@ -189,7 +189,7 @@ def run(x: Tensor, product: Product, found: Cut) -> Tensor:
     x_MK = x.view(-1, depth)
     maps = (cuda.tensor_map(product.weight_NK, own, DEEP), cuda.tensor_map(x_MK, found.TOKENS, DEEP))
     blocks = depth // (DEEP * found.SPAN * found.SPLIT)
-    given = (*maps, product.bias_N, out, len(x_MK), rows, blocks, *cuda.ahead([product.then], AHEAD))
+    given = (*maps, product.bias_N, out, len(x_MK), rows, blocks, *cuda.ahead([product.next_weight], AHEAD))
     _kernel(found, x.device).launch((-(-width // own) * found.SPLIT, 1, 1), found.threads, found.shared, given)
     return out
 
