@@ -94,23 +94,6 @@ def test_products_of_many_tokens_agree_with_float64(case: Case, machine: Machine
     check_product(run_both(machine, x, product, found), x, product)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case("biased residual", 9, 256, 1280, 8),
-        Case("silu", 24, 448, 192, 2),
-        Case("biased gelu", 33, 320, 256, 8, stages=2),
-        Case("residual", 48, 140, 256, 4),
-    ],
-    ids=str,
-)
-def test_few_tokens_may_be_columns_too(case: Case, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert case.cut().file == "wide.cu"
-    monkeypatch.setattr(wide, "LESS", 2.0)
-    assert case.cut().file == "wider.cu"
-    test_products_of_many_tokens_agree_with_float64(case, machine)
-
-
 def test_these_are_all_kinds_of_cuts() -> None:
     few, more = [case.cut() for case in WIDE], [case.cut() for case in WIDER]
     assert {(one.SPLIT, one.SPAN) for one in few} == {(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4)}

@@ -69,16 +69,6 @@ def test_programs_for_more_tokens_have_about_the_same_rows(rows: int, act: Any, 
     assert found is not None and wanted == (found.ROWS, found.SPLIT, found.GROUPS, found.BLOCKS)
 
 
-def test_few_tokens_are_columns_where_that_is_less_to_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide, "LESS", 1.0)
-    for rows, wanted in ((4096, {16: True, 48: True, 64: False}), (5120, {16: True, 32: True, 48: False})):
-        for tokens, by_columns in wanted.items():
-            found = wide.cut(tokens, asked(rows, 4096), PROCESSORS)
-            assert found is not None and (found.file == "wider.cu") == by_columns
-            least = found.ROWS * tokens
-            assert least <= found.computed <= 64 * (found.ROWS + 15)
-
-
 def test_more_tokens_are_left_to_others_where_programs_would_have_few_rows_or_compute_many_for_nothing() -> None:
     assert wide.cut(96, asked(2304, 9216), PROCESSORS) is None  # 40
     assert wide.cut(96, asked(5120, 14336), PROCESSORS) is None  # 80, for which 128 are computed

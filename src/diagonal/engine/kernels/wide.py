@@ -1,5 +1,5 @@
 """Products of many tokens, or of great depth, each one kernel with its activation and its residual: wide.cu for as many
-tokens as the tensor cores' product has rows, wider.cu, where tokens are its columns, for more.
+tokens as the tensor cores' product has rows, wider.cu for more.
 
 Reading the weights is still what takes the time. Such a kernel asks for them while the small ones before it run, every
 multiprocessor reads about the same share, and nothing is left to be added up by a kernel after it.
@@ -25,13 +25,10 @@ ROWS = 256  # of a program, at most
 SMALL, LARGE = 64, 128  # rows of a program for which blocks are deepest, and for which they are deeper than a unit
 TOKENS = 64  # of wide.cu, at most: the rows of the tensor cores' product
 MANY = 128  # tokens of wider.cu, at most
-# Rows of the tensor cores' product are 64 whether they are there or not, and take power. So wider.cu could serve fewer
-# tokens too, where it computes less than this part of what wide.cu would: nowhere, until that is measured.
-LESS = 0.0
 LEAST, FEW = 9, 16  # tokens with fewer of which, or up to which with large matrices, others are faster
 STEP = 16  # tokens for which one kernel serves
 BLOCK = 64  # rows of W that the tensor cores of wider.cu take at a time
-FULL = 0.7  # of what wider.cu computes of many tokens, at least: beside it there is cuBLAS, which wastes less
+FULL = 0.7  # of all blocks' rows, at least: the tensor cores take power for the others too, which large models lack
 AHEAD = 8 << 20  # bytes of the next product's weights: about what memory gives while one kernel ends and another begins
 WEIGHTS = 96 * 1024  # bytes of weights that should be under way at least
 WAITING = 768  # rows, in units of all: about 3 microseconds of reading, in which tokens arrive that are asked for
@@ -71,13 +68,9 @@ class Cut:
     def shared(self) -> int:
         """Bytes of all blocks, of sums that two programs exchange, and of barriers."""
         blocks = self.unit * (self.X_STAGES * self.TOKENS + self.W_STAGES * self.ROWS)
-        mail = 2 * self.computed if self.SPLIT == 2 else 0  # half of them, of four bytes
+        sums = self.TOKENS * BLOCK * self.GROUPS * self.BLOCKS if self.BLOCKS else TOKENS * self.ROWS
+        mail = 2 * sums if self.SPLIT == 2 else 0  # half of them, of four bytes
         return blocks + mail + 16 * (self.X_STAGES + self.W_STAGES) + 8
-
-    @property
-    def computed(self) -> int:
-        """Rows times tokens of a program, those that are not there included."""
-        return BLOCK * self.GROUPS * self.BLOCKS * self.TOKENS if self.BLOCKS else self.ROWS * TOKENS
 
     @property
     def constants(self) -> dict[str, int | str]:
@@ -100,32 +93,14 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
         ACT=cuda.ACTIVATIONS[product.act],
         ADD=product.residual is not None,
     )
-    by_columns = _sized(_blocks(found, tokens, rows, processors), depth)
-    if tokens > TOKENS:
-        full = by_columns is not None and FULL * by_columns.computed <= by_columns.ROWS * by_columns.TOKENS
-        return by_columns if full else None
-    by_rows = _sized(_shares(found, rows, processors), depth)
-    if by_columns is None or by_rows is None:
-        return by_rows
-    least = LESS * by_rows.computed * -(-rows // by_rows.ROWS)
-    return by_columns if by_columns.computed * -(-rows // by_columns.ROWS) < least else by_rows
-
-
-def _sized(shares: Iterator[Cut], depth: int) -> Cut | None:
-    """The first whose programs have whole units of the depth, with blocks that fit into shared memory."""
-    for some in shares:
+    few = tokens <= TOKENS
+    for some in _shares(found, rows, processors) if few else _blocks(found, tokens, rows, processors):
         if depth % (DEEP * some.SPLIT) == 0:
             own = 2 * some.ROWS * depth // some.SPLIT  # bytes of a program's weights
-            # Behind the last token of wide.cu, or the last row of wider.cu, the tensor cores read what lies there.
+            # The tensor cores read as many tokens as there may be, and beyond the last one what lies there.
             needed = max(min(own, WEIGHTS), 2 * DEEP * TOKENS)
-            behind = 2 * DEEP * BLOCK if some.BLOCKS else 0
-            for form in _forms(some, depth // (DEEP * some.SPLIT)):
-                if (
-                    form.W_STAGES * form.ROWS * form.unit >= needed
-                    and form.X_STAGES * form.TOKENS * form.unit >= behind
-                ):
-                    return form
-            return None
+            forms = _forms(some, depth // (DEEP * some.SPLIT))
+            return next((form for form in forms if form.W_STAGES * form.ROWS * form.unit >= needed), None)
     return None
 
 
@@ -149,7 +124,7 @@ def _blocks(found: Cut, tokens: int, rows: int, processors: int) -> Iterator[Cut
         own = -(-outputs // (SIDE * (processors // split))) * SIDE
         forms = ((1, 1), (2, 1)) if silu else ((1, 1), (1, 2), (2, 2))  # groups, and blocks that each finishes
         fits = next((form for form in forms if BLOCK <= own <= BLOCK * form[0] * form[1]), None)
-        if fits is not None:
+        if fits is not None and own >= FULL * BLOCK * fits[0] * fits[1]:
             groups, blocks = fits
             halves = 2 if silu else 1
             some = replace(found, ROWS=own * halves, SPLIT=split, GROUPS=groups, BLOCKS=blocks * halves)
