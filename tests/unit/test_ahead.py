@@ -99,7 +99,7 @@ def test_models_say_which_weights_come_next(name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(layers, "product", noted)
     monkeypatch.setattr(wham, "product", noted)
     monkeypatch.setattr(f"diagonal.models.{name.split('/')[0]}.Heads", noted_heads)
-    width = getattr(model.config, "text", 0)
+    width = model.config.text if "text" in name else 0
     tokens, slots = torch.zeros(1, 5, dtype=torch.long), torch.arange(5)
     with torch.inference_mode():
         text = (model.context(torch.randn(1, 3, width)),) if width else ()

@@ -176,6 +176,7 @@ class TextAttention(nn.Module):
 
     @property
     def weight(self) -> Tensor:
+        """What is read of it first."""
         return self.q.weight
 
     def context(self, text_BLC: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,6 +207,7 @@ class Block(nn.Module):
 
     @property
     def weight(self) -> Tensor:
+        """What is read of it first."""
         return self.attention.qkv.weight
 
     def forward(

@@ -52,6 +52,7 @@ class SwiGLU(nn.Module):
 
     @property
     def weight(self) -> Tensor:
+        """What is read of it first."""
         return self.gate_up.weight
 
     def forward(self, x_BSM: Tensor, norm: RMSNorm, then: Weighted | None = None) -> Tensor:

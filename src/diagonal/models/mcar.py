@@ -83,6 +83,7 @@ class Block(nn.Module):
 
     @property
     def weight(self) -> Tensor:
+        """What is read of it first."""
         return self.attention.qkv.weight
 
     def forward(

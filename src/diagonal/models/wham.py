@@ -138,6 +138,7 @@ class FeedForward(nn.Module):
 
     @property
     def weight(self) -> Tensor:
+        """What is read of it first."""
         return self.c_fc.weight
 
     def forward(self, x_BSM: Tensor, norm: LayerNorm, then: Weighted) -> Tensor:
@@ -157,6 +158,7 @@ class Block(nn.Module):
 
     @property
     def weight(self) -> Tensor:
+        """What is read of it first."""
         return self.attn.c_attn.weight
 
     def forward(self, x_BSM: Tensor, memory: TokenLayerMemory, then: Weighted, keep: Tensor | None) -> Tensor:

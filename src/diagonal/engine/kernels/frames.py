@@ -36,11 +36,11 @@ def frame_norm(x_BTHWC: Tensor, weight: Tensor, bias: Tensor, eps: float, silu: 
     return out
 
 
-def group_norm(x_NCHW: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool) -> Tensor:
-    """(x - mean) / std * weight + bias, mean and std over a group of channels of a frame; with SiLU behind it; in
-    float32, rounded once. Frames lie channels last, and so does the result; others are left to the twin."""
+def group_norm_silu(x_NCHW: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
+    """silu of (x - mean) / std * weight + bias, mean and std over a group of channels of a frame; in float32, rounded
+    once. Frames lie channels last, and so does the result; others are left to the twin."""
     if not x_NCHW.is_contiguous(memory_format=torch.channels_last):
-        return plain.group_norm(x_NCHW, weight, bias, groups, eps, silu)
+        return plain.group_norm_silu(x_NCHW, weight, bias, groups, eps)
     frames, channels, height, width = x_NCHW.shape
     pixels, block = height * width, triton.next_power_of_2(channels)
     rows = max(1, TILE // block)  # pixels at a time
@@ -57,7 +57,7 @@ def group_norm(x_NCHW: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: f
     out = torch.empty_like(x_NCHW)
     size = pixels * channels
     _group_normed[(triton.cdiv(size, TILE), frames)](
-        *(x_NCHW, weight, bias, stats[0], stats[1], out, size, channels, own, groups, silu, TILE)
+        *(x_NCHW, weight, bias, stats[0], stats[1], out, size, channels, own, groups, TILE)
     )
     return out
 
@@ -109,8 +109,7 @@ def _group_stats(
 
 @triton.jit
 def _group_normed(
-    x, weight, bias, means, scales, out, size, channels, own, groups,
-    SILU: tl.constexpr, TILE: tl.constexpr,
+    x, weight, bias, means, scales, out, size, channels, own, groups, TILE: tl.constexpr,
 ):  # fmt: skip
     """Some numbers of a frame."""
     frame = tl.program_id(1)
@@ -121,9 +120,7 @@ def _group_normed(
     group = frame * groups + channel // own
     value = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - tl.load(means + group)) * tl.load(scales + group)
     value = value * tl.load(weight + channel).to(tl.float32) + tl.load(bias + channel).to(tl.float32)
-    if SILU:
-        value *= tl.sigmoid(value)
-    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at, (value * tl.sigmoid(value)).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

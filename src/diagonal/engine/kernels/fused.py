@@ -15,7 +15,7 @@ from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import hopper_attention, int8, narrow, plain
 from diagonal.engine.kernels.early import call_next, early, wait
 from diagonal.engine.kernels.frames import frame_norm as frame_norm
-from diagonal.engine.kernels.frames import group_norm as group_norm
+from diagonal.engine.kernels.frames import group_norm_silu as group_norm_silu
 from diagonal.engine.kernels.latents import add_gated as add_gated
 from diagonal.engine.kernels.latents import add_norm as add_norm
 from diagonal.engine.kernels.visibility import NOWHERE

@@ -23,6 +23,7 @@ WIDTHS = (64, 128)  # of heads
 SIDE = 64  # rows of four warps
 MOST = 8  # rounds under way, where all groups see all of them
 CLUSTER = 8  # programs that merge what they found themselves, as many as tiles have rows for each
+TURNS = 3  # groups of such a program, which take rounds in turn: as many as registers suffice for
 FEW = 256 << 10  # bytes of keys and values of such a program, at most
 ROOM = 3 / 4  # of the multiprocessors: clusters of eight do not find room on all
 AHEAD = 16 << 20  # bytes of the next weights: memory has nothing else to give while the last keys are computed with
@@ -104,7 +105,7 @@ def cut(q_BHSD: Tensor, k_BKLD: Tensor, processors: int, most: int) -> tuple[Cut
     problems, bytes_of_all = batch * kv_heads, 4 * length * width
     programs = CLUSTER * -(-rows // SIDE) * problems
     if width == SIDE and programs <= ROOM * processors and bytes_of_all <= CLUSTER * FEW:
-        return Cut(width, 3, SPLIT=False, CLUSTER=CLUSTER), 1
+        return Cut(width, TURNS, SPLIT=False, CLUSTER=CLUSTER), 1
     count = groups(rows)
     parts = min(most, max(1, processors // (-(-rows // (SIDE * count)) * problems)))
     return Cut(width, count, SPLIT=parts > 1), parts
@@ -114,7 +115,7 @@ def fitting(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) ->
     """Whether the kernel can, and is faster than others."""
     wanted = ((seen.slots_S, torch.int64), (seen.needed_L, torch.int32), (seen.whole, torch.int64))
     alike = all(part.dtype == kind for part, kind in (*wanted, (seen.extent, torch.int64)))
-    return alike and cuda.suits([q_BHSD, k_BKLD, v_BKLD]) and serves(q_BHSD.shape[3], k_BKLD)
+    return alike and fitting_prompt(q_BHSD, k_BKLD, v_BKLD)
 
 
 def serves(width: int, cache: Tensor) -> bool:
@@ -161,7 +162,7 @@ def _launch(
     given = (*maps, *tensors, *numbers, *cuda.ahead(read_next, AHEAD))
     tiles, lse = -(-_rows(*qkv[:2]) // found.rows), tensors[-2]
     parts = 1 if lse is None else len(lse)
-    grid = (CLUSTER, batch * kv_heads, tiles) if found.CLUSTER > 1 else (tiles, batch * kv_heads, parts)
+    grid = (found.CLUSTER, batch * kv_heads, tiles) if found.CLUSTER > 1 else (tiles, batch * kv_heads, parts)
     _kernel(found, qkv[0].device).launch(grid, found.threads, found.shared, given)
 
 

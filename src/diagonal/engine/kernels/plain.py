@@ -18,7 +18,7 @@ __all__ = [
     "fp8_rows",
     "frame_norm",
     "gelu",
-    "group_norm",
+    "group_norm_silu",
     "int8_linear",
     "layer_norm",
     "needed_slots",
@@ -61,10 +61,9 @@ def frame_norm(x_BTHWC: Tensor, weight: Tensor, bias: Tensor, eps: float, silu: 
     return out
 
 
-def group_norm(x_NCHW: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool) -> Tensor:
-    """(x - mean) / std * weight + bias, mean and std over a group of channels of a frame; with SiLU behind it."""
-    normed = F.group_norm(x_NCHW, groups, weight, bias, eps)
-    return F.silu(normed) if silu else normed
+def group_norm_silu(x_NCHW: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
+    """silu of (x - mean) / std * weight + bias, mean and std over a group of channels of a frame."""
+    return F.silu(F.group_norm(x_NCHW, groups, weight, bias, eps))
 
 
 def norm_silu(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:
