@@ -118,7 +118,8 @@ def _group_normed(
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside, channel = at < size, at % channels
     group = frame * groups + channel // own
-    value = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - tl.load(means + group)) * tl.load(scales + group)
+    mean = tl.load(means + group, mask=inside, other=0.0)
+    value = (tl.load(x + at, mask=inside, other=0.0).to(tl.float32) - mean) * tl.load(scales + group)
     value = value * tl.load(weight + channel).to(tl.float32) + tl.load(bias + channel).to(tl.float32)
     tl.store(out + at, (value * tl.sigmoid(value)).to(out.dtype.element_ty), mask=inside)
 
