@@ -94,10 +94,11 @@ def main() -> None:
     parser.add_argument("--variant", action="append", required=True, metavar="MODULE.NAME=VALUE ...")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--steps", type=int, help="measure at most so many after the first")
+    parser.add_argument("--frames", type=int, help="new ones; default: what the model's window holds")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    how = Settings(repeat=given.repeat, steps=given.steps, tokenizer=False)
+    how = Settings(frames=given.frames, repeat=given.repeat, steps=given.steps, tokenizer=False)
     found = compare(given.model, given.schedule, given.variant, how, given.device)
     result = {
         "kind": "variants",
