@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -45,13 +46,6 @@ class Kind:
 
     name: str
     asked: Product
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """What has weights."""
-
-    weight: Tensor
 
 
 def kinds_of(model: str) -> tuple[list[Kind], CacheSpec]:
@@ -124,11 +118,7 @@ def time_product(kind: Kind, tokens: int, device: torch.device) -> dict[str, Any
     residual = None if kind.asked.residual is None else random(1, tokens, rows)
     asked = Product(weights[0], like(kind.asked.bias_N), norm, kind.asked.act, residual)
     x = random(1, tokens, depth)
-
-    def call(weight: Tensor, then: Tensor) -> Callable[[], object]:
-        return lambda: products.product(x, replace(asked, weight_NK=weight, then=Layer(then)))
-
-    calls = [call(weight, weights[(index + 1) % copies]) for index, weight in enumerate(weights)]
+    calls = [partial(products.product, x, replace(asked, weight_NK=weight)) for weight in weights]
     ours = microseconds(calls, device)
     with others():
         return {"what": kind.name, "tokens": tokens, "us": ours, "us_others": microseconds(calls, device)} | {

@@ -1,7 +1,7 @@
 """Does another number in the code make a plan faster? Both ways take turns in one process, on one GPU:
 
     python benchmarks/variants.py --model mcar/700m --schedule diagonal:k=1 \\
-        --variant engine.kernels.narrow.AHEAD=0 --variant "engine.kernels.narrow.AHEAD=16<<20" --out NAME.json
+        --variant engine.kernels.narrow.FEW=16 --variant "engine.kernels.wide.WEIGHTS=64<<10" --out NAME.json
 
 A variant sets numbers of modules of the package; several stand in one text with spaces between. The first of all is the
 code as it is. Every variant has steps captured for itself, and all share the model (random weights, bfloat16, batch 1).
@@ -34,7 +34,7 @@ Setting = tuple[ModuleType, str, Any]
 
 
 def settings_of(text: str) -> list[Setting]:
-    """What a variant sets: 'engine.kernels.wide.AHEAD=0 ...'."""
+    """What a variant sets: 'engine.kernels.wide.FULL=0.6 ...'."""
     return [_setting(part) for part in text.split()]
 
 
@@ -48,7 +48,7 @@ def _setting(text: str) -> Setting:
     except (ImportError, KeyError, SyntaxError, ValueError) as error:
         raise ValueError(
             f"{text!r} is no variant; write the place of a number in the package and another one, as in "
-            f"engine.kernels.wide.AHEAD=0 ({error})"
+            f"engine.kernels.wide.FULL=0.6 ({error})"
         ) from error
 
 

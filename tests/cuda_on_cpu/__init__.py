@@ -62,7 +62,6 @@ class Machine:
     fresh: Sequence[Tensor] = ()
     changes: Mapping[str, str] = field(default_factory=dict)  # of a kernel's text, to see that mistakes show
     waits: int = 0  # for each other of the threads of all blocks, in the last launch
-    prefetched: list[int] = field(default_factory=list)  # addresses
     matrices: dict[int, Tensor] = field(default_factory=dict)  # that maps were made of, by their addresses
 
     def compile_kernel(
@@ -128,9 +127,6 @@ class Emulated:
         if problem is not None:
             raise RuntimeError(problem.decode())
         machine.waits = self.library.waited()
-        places = ctypes.POINTER(ctypes.c_size_t)()
-        count = self.library.prefetched(ctypes.byref(places))
-        machine.prefetched = places[:count]
 
 
 def _kind(value: object) -> int:

@@ -41,7 +41,6 @@ inline void forget(pair_t&) {}
 
 inline uint4 read_once(const bf16_t* p) { return *(const uint4*)p; }
 inline uint4 read_written(const bf16_t* p) { return *(const uint4*)p; }
-inline void prefetch(const void* p) { note_prefetch(p); }
 
 // Lane 4 * r + c has columns 2 * c and 2 * c + 1 of row r, of 8 x 8 numbers: of a in rows and sums, of b in columns.
 struct Fragment {

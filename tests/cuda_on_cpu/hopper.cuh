@@ -30,7 +30,6 @@ void fetch(unsigned to, const Map* map, int column, int row, unsigned barrier, u
 void copy(unsigned to, const void* from, int bytes, unsigned barrier);
 unsigned at_other(unsigned at, int program);
 void send(unsigned to, float a, float b, float c, float d, unsigned barrier);
-void send(unsigned to, float a, float b, unsigned barrier);
 
 inline u64 place(unsigned at, unsigned across = 16) {
   return (u64)((at & 0x3ffff) >> 4) | (u64)(across >> 4) << 16 | 64ull << 32 | 1ull << 62;

@@ -39,7 +39,6 @@ std::string problem;
 std::vector<std::unique_ptr<Block>> blocks;  // of the cluster that runs
 std::vector<Underway> under_way;
 Meeting all_blocks;
-std::vector<const void*> prefetches;
 int waits;
 std::minstd_rand chance;
 
@@ -221,10 +220,9 @@ Block& block_at(int rank) { return *blocks[rank]; }
 const Launch& launched() { return asked; }
 Products& own_products() { return *now->block->products[now->thread / 128]; }
 void kernel_before_has_ended() { now->awaited = true; }
-void note_prefetch(const void* at) { prefetches.push_back(at); }
 
 extern "C" const char* launch(const Launch* given) {
-  asked = *given, problem.clear(), prefetches.clear(), waits = 0, now = nullptr, chance.seed(asked.late);
+  asked = *given, problem.clear(), waits = 0, now = nullptr, chance.seed(asked.late);
   blockDim = {asked.threads, 1, 1}, gridDim = {asked.grid[0], asked.grid[1], asked.grid[2]};
   try {
     const int wrong = wrong_argument(asked.kinds, asked.arguments);
@@ -241,7 +239,3 @@ extern "C" const char* launch(const Launch* given) {
   return problem.empty() ? nullptr : problem.c_str();
 }
 extern "C" int waited() { return waits; }
-extern "C" int prefetched(const void* const** at) {
-  *at = prefetches.data();
-  return prefetches.size();
-}

@@ -62,7 +62,6 @@ int own_block();
 // one that this one has not written.
 void check_global(const void* at, long bytes, bool written);
 void kernel_before_has_ended();
-void note_prefetch(const void* at);
 
 // Four warps that multiply together keep their products here (tensor_cores.cpp).
 struct Products;

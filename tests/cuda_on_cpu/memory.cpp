@@ -84,7 +84,7 @@ struct Sent : Arrival {
   unsigned to;
   float numbers[4];
   void run() override {
-    memcpy(shared_at(to, bytes, bytes, block), numbers, bytes);
+    memcpy(shared_at(to, bytes, 16, block), numbers, bytes);
     arrived();
   }
 };
@@ -154,20 +154,13 @@ void copy(unsigned to, const void* from, int bytes, unsigned barrier) {
   check_global(from, bytes, false);
   start(work, work->block);
 }
-static void send_all(unsigned to, const float* numbers, int count, unsigned barrier) {
+void send(unsigned to, float a, float b, float c, float d, unsigned barrier) {
   Sent* work = new Sent();
-  work->to = to, work->barrier = barrier, work->block = block_of(to), work->bytes = 4 * count;
-  memcpy(work->numbers, numbers, 4 * count);
+  work->to = to, work->barrier = barrier, work->block = block_of(to), work->bytes = 16;
+  const float numbers[4] = {a, b, c, d};
+  memcpy(work->numbers, numbers, 16);
   if (block_of(barrier) != work->block) fail("a barrier of another block");
   start(work, work->block);
-}
-void send(unsigned to, float a, float b, float c, float d, unsigned barrier) {
-  const float numbers[] = {a, b, c, d};
-  send_all(to, numbers, 4, barrier);
-}
-void send(unsigned to, float a, float b, unsigned barrier) {
-  const float numbers[] = {a, b};
-  send_all(to, numbers, 2, barrier);
 }
 
 // Shared memory of fixed size lies with that of variable size in the memory of the block's own thread (kernel.cpp).

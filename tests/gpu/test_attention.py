@@ -51,7 +51,7 @@ def attended(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, processors: i
     """The kernel with every new buffer filled with NaN, so that a place that no program writes shows."""
     torch.use_deterministic_algorithms(True)
     try:
-        return attend(*qkv, seen, processors=processors)
+        return attend(*qkv, seen, processors)
     finally:
         torch.use_deterministic_algorithms(False)
 

@@ -103,7 +103,7 @@ def test_blocks_that_all_see_need_not_be_said_to_be(whole: int) -> None:
     assert error(attended((q, k, v), seen), (q, k, v), seen) < BOUND[torch.bfloat16]
 
 
-@pytest.mark.parametrize("width", [64, 128])  # the narrow ones by clusters
+@pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("least", [575, 576, 600])
 def test_a_step_sees_what_it_writes_itself(least: int, width: int) -> None:
     """Attention begins while the kernel that writes the step's own keys runs: those it must not have read before."""

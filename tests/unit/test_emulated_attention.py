@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.kernels import hopper_attention, plain
-from diagonal.engine.kernels.hopper_attention import CLUSTER, Cut, Parts
+from diagonal.engine.kernels.hopper_attention import Parts
 from diagonal.engine.kernels.visibility import BLOCK, Visibility, whole_blocks
 from tests.caches import BOUND, Shape, case, error
 from tests.cuda_on_cpu import Machine
@@ -32,9 +32,7 @@ def given(shape: Shape) -> Given:
     return (q.contiguous(), k, v), replace(seen, whole=seen.whole.long(), extent=seen.extent.long())
 
 
-def attended(
-    machine: Machine, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, count: int, found: Cut | None = None
-) -> Tensor:
+def attended(machine: Machine, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, count: int) -> Tensor:
     """With so many parts; with everything at once and with everything late, which is the same."""
     q, k, v = qkv
     batch, heads, queries, width = q.shape
@@ -47,9 +45,7 @@ def attended(
             if count > 1:
                 mixtures = torch.empty(count, batch, queries, heads, width, dtype=torch.float16)
                 parts = (mixtures, torch.empty(mixtures.shape[:-1]), torch.empty(mixtures.shape[:-1]))
-            rows = queries * heads // k.shape[1]
-            usual = Cut(width, hopper_attention.groups(rows), SPLIT=count > 1)
-            hopper_attention.run(found or usual, qkv, seen, parts)
+            hopper_attention.run(qkv, seen, parts)
         made.append(merged(*parts))
     assert torch.equal(made[0], made[1])
     return made[0].transpose(1, 2)
@@ -100,17 +96,6 @@ def test_nothing_written_is_nothing_seen(extent: int, count: int, machine: Machi
     nothing = torch.full_like(seen.needed_L, torch.iinfo(torch.int32).max)
     seen = replace(seen, needed_L=nothing, whole=seen.whole * 0, extent=torch.full_like(seen.extent, extent))
     assert not attended(machine, qkv, seen, count).any()
-
-
-@pytest.mark.parametrize("groups", [1, 2, 3])
-@pytest.mark.parametrize(
-    "shape", [(1, 4, 1, 14, 1216, 64), (1, 8, 2, 21, 704, 64), (2, 3, 3, 5, 64, 64), (1, 4, 2, 40, 3200, 64)], ids=str
-)
-def test_programs_of_a_cluster_merge_their_parts(shape: Shape, groups: int, machine: Machine) -> None:
-    qkv, seen = given(shape)
-    out = attended(machine, qkv, seen, 1, Cut(shape[5], groups, SPLIT=False, CLUSTER=CLUSTER))
-    assert error(out, qkv, seen) < BOUND[torch.bfloat16]
-    assert not out[:, :, -1].any()
 
 
 PROMPTS: list[tuple[Shape, int]] = [  # and groups

@@ -18,7 +18,6 @@ from diagonal.engine.graphs import DeviceStep
 from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import hopper_attention, narrow, plain, products, wide
 from diagonal.engine.kernels.visibility import BLOCK, NOWHERE, Visibility
-from diagonal.engine.product import Weighted
 from diagonal.models import layers, mcar, wham
 from tests.cuda_on_cpu import Machine
 
@@ -28,8 +27,7 @@ MODELS: dict[str, Any] = {
     ),
     "wham": wham.Config(width=256, layers=2, heads=4, codebook=64, frames=2, reference_frames=1, rows=8, cols=8),
 }
-# Kernels that only one of them is large enough, or small enough, for: number of programs in a cluster, prompt or not.
-OTHERS = {"mcar": {"attention 8 False"}, "wham": {"wider.cu", "attention 1 False"}}
+LARGE = {"mcar": set(), "wham": {"wider.cu"}}  # kernels that only one of them is large enough for
 PROMPT, FEW, MANY = 70, 5, 24  # inputs of the calls: each has other kernels
 
 
@@ -42,14 +40,10 @@ def _prompt(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return hopper_attention.prompt(q.contiguous(), k, v)
 
 
-def _attend(machine: Machine) -> Callable[..., Tensor]:
-    def attend(q: Tensor, k: Tensor, v: Tensor, seen: Visibility, then: tuple[Weighted, ...]) -> Tensor:
-        found, _ = hopper_attention.cut(q, k, machine.processors, most=1)
-        out_BSHD = torch.full_like(q.transpose(1, 2), torch.nan, memory_format=torch.contiguous_format)
-        hopper_attention.run(found, (q.contiguous(), k, v), seen, (out_BSHD, None, None), then)
-        return out_BSHD.transpose(1, 2)
-
-    return attend
+def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Visibility) -> Tensor:
+    out_BSHD = torch.full_like(q.transpose(1, 2), torch.nan, memory_format=torch.contiguous_format)
+    hopper_attention.run((q.contiguous(), k, v), seen, (out_BSHD, None, None))
+    return out_BSHD.transpose(1, 2)
 
 
 @pytest.fixture
@@ -76,12 +70,13 @@ def asked(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     note(narrow, "run", lambda *given: "narrow")
     note(narrow, "remember", lambda *given: "heads")
     note(wide, "run", lambda x, product, found: found.file)
-    note(hopper_attention, "_launch", lambda found, *given: f"attention {found.CLUSTER} {found.CAUSAL}")
+    note(hopper_attention, "run", lambda *given: "attention")
+    note(hopper_attention, "prompt", lambda *given: "prompt")
     return names
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_by_kernels_gives_the_logits_that_it_should(name: str, machine: Machine, asked: list[str]) -> None:
+def test_a_model_by_kernels_gives_the_logits_that_it_should(name: str, asked: list[str]) -> None:
     torch.manual_seed(0)
     model = MODELS[name].build().eval()
     with torch.no_grad():
@@ -108,9 +103,8 @@ def test_a_model_by_kernels_gives_the_logits_that_it_should(name: str, machine: 
             needed[stop:] = NOWHERE
             numbers = (torch.tensor([number]) for number in (start // BLOCK, -(-stop // BLOCK)))
             seen = Visibility(slots[start:stop], needed, *numbers)
-            found.append(small(tokens[:, start:stop], slots[start:stop], DeviceStep(cache, seen, _attend(machine), [])))
+            found.append(small(tokens[:, start:stop], slots[start:stop], DeviceStep(cache, seen, _attend, [])))
     logits = torch.cat(found, 1).float()
     wanted = exact[:, PROMPT - 9 :]
     assert (logits - wanted).norm() / wanted.norm() < 0.02
-    both = {"narrow", "heads", "wide.cu", "attention 1 True"}
-    assert set(asked) == both | OTHERS[name]
+    assert set(asked) == {"narrow", "heads", "wide.cu", "attention", "prompt"} | LARGE[name]

@@ -13,7 +13,6 @@ from diagonal.engine.kernels import narrow, plain
 from diagonal.engine.kernels.products import product as make
 from diagonal.engine.product import Pending, Product
 from diagonal.models.layers import rope_1d
-from tests.ahead import lines
 from tests.cuda_on_cpu import Machine
 from tests.gpu import poisoned
 from tests.products import NEAREST, check_product, double, random, random_product, usual
@@ -108,5 +107,3 @@ def test_heads_are_made_turned_and_remembered(
         assert (one.double() - other).abs().max() <= 4 * NEAREST * other.abs().max()
     left = [slot for slot in range(length) if slot not in slots.tolist()]
     assert torch.equal(found[:, :, :, left], caches[:, :, :, left])
-    read_next = [part.flatten(0, 1).flatten(1) for part in found]
-    assert sorted(machine.prefetched) == lines(read_next, narrow.AHEAD)

@@ -59,7 +59,7 @@ def make_attention(machine: Machine) -> None:
     seen = Visibility(torch.arange(16) + 1200, needed, torch.tensor([3]), torch.tensor([19]))
     out = torch.full((1, 16, 4, 128), torch.nan).bfloat16()
     machine.fresh = [q, *(head[3 * 64 :] for cache in (k, v) for head in cache[0])]
-    hopper_attention.run(hopper_attention.Cut(128, 1, SPLIT=False), (q, k, v), seen, (out, None, None))
+    hopper_attention.run((q, k, v), seen, (out, None, None))
     assert error(out.transpose(1, 2), (q, k, v), seen) < BOUND[torch.bfloat16]
 
 
@@ -180,12 +180,6 @@ def test_each_block_has_shared_memory_of_its_own_in_which_nothing_is_zero(machin
     out = torch.zeros(96, dtype=torch.int32)
     launch(machine, tmp_path, body, (torch.zeros(1), out, 0), blocks=3)
     assert out.all()
-
-
-def test_lines_that_are_fetched_ahead_are_noted(machine: Machine, tmp_path: Path) -> None:
-    from_, out = torch.zeros(32 * 64), torch.zeros(1, dtype=torch.int32)
-    launch(machine, tmp_path, "prefetch((const char*)from + 128 * threadIdx.x);", (from_, out, 0), threads=64)
-    assert sorted(machine.prefetched) == [from_.data_ptr() + 128 * line for line in range(64)]
 
 
 def test_nothing_may_be_written_before_the_kernel_before_has_ended(machine: Machine, tmp_path: Path) -> None:

@@ -6,15 +6,14 @@ import pytest
 import torch
 
 from diagonal.engine.kernels import cuda, hopper_attention
-from diagonal.engine.kernels.hopper_attention import Cut, cut, groups
+from diagonal.engine.kernels.hopper_attention import Cut, groups, parts
 from diagonal.engine.kernels.visibility import Visibility
 
 
-@pytest.mark.parametrize("cluster", [1, 8])
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_program_fits_a_multiprocessor(count: int, width: int, cluster: int) -> None:
-    found = Cut(width, count, SPLIT=cluster == 1, CLUSTER=cluster)
+def test_a_program_fits_a_multiprocessor(count: int, width: int) -> None:
+    found = Cut(width, count, SPLIT=True)
     assert found.shared <= cuda.SHARED and found.stages >= 2 and found.keys % 64 == 0
     constants = found.constants
     threads = 128 * (count * int(constants["MORE"]) + int(constants["LESS"]))
@@ -35,19 +34,10 @@ def given(heads: int, kv_heads: int, queries: int, length: int, width: int) -> t
 
 
 def test_every_multiprocessor_has_a_program() -> None:
-    assert cut(*given(32, 8, 96, 12864, 128), 132, 64) == (Cut(128, 3, SPLIT=True), 8)
-    assert cut(*given(32, 8, 48, 12864, 128), 132, 64) == (Cut(128, 3, SPLIT=True), 16)
-    assert cut(*given(64, 64, 4096, 4096, 128), 132, 64) == (Cut(128, 2, SPLIT=False), 1)
-    assert cut(*given(32, 1, 1, 4096, 128), 132, 64)[1] == 64  # as many as are merged
-
-
-def test_clusters_merge_where_keys_are_few() -> None:
-    together = Cut(64, 3, SPLIT=False, CLUSTER=8)
-    for heads, queries in ((16, 14), (32, 14), (32, 1)):  # of MC-AR
-        assert cut(*given(heads, 4, queries, 5568, 64), 132, 64) == (together, 1)
-    assert cut(*given(32, 4, 14, 11136, 64), 132, 64)[0].CLUSTER == 1  # many keys
-    assert cut(*given(32, 4, 48, 5568, 64), 132, 64)[0].CLUSTER == 1  # many rows: clusters would not all find room
-    assert cut(*given(18, 18, 18, 5568, 128), 132, 64)[0].CLUSTER == 1
+    assert parts(*given(32, 8, 96, 12864, 128), 132) == 8
+    assert parts(*given(32, 8, 48, 12864, 128), 132) == 16
+    assert parts(*given(32, 4, 14, 5568, 64), 132) == 33
+    assert parts(*given(64, 64, 4096, 4096, 128), 132) == 1
 
 
 def test_no_gpu_is_no_fit() -> None:

@@ -13,14 +13,14 @@ from diagonal.evaluation.speed import Settings
 
 
 def test_a_variant_is_numbers_of_modules() -> None:
-    found = settings_of("engine.kernels.narrow.AHEAD=0 engine.kernels.wide.AHEAD=3<<20")
-    assert found == [(narrow, "AHEAD", 0), (wide, "AHEAD", 3 << 20)]
+    found = settings_of("engine.kernels.narrow.FEW=16 engine.kernels.wide.FULL=0.6 engine.kernels.wide.WEIGHTS=64<<10")
+    assert found == [(narrow, "FEW", 16), (wide, "FULL", 0.6), (wide, "WEIGHTS", 64 << 10)]
     assert settings_of("") == []
 
 
 @pytest.mark.parametrize(
     "text",
-    ["narrow.AHEAD=0", "engine.kernels.narrow.BEHIND=0", "engine.kernels.narrow.AHEAD", "engine.runner.NARROW=x"],
+    ["narrow.FEW=16", "engine.kernels.narrow.MANY=16", "engine.kernels.narrow.FEW", "engine.runner.NARROW=x"],
 )
 def test_what_is_no_number_of_a_module_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no variant; write the place of a number"):

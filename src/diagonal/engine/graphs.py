@@ -25,7 +25,6 @@ from diagonal.engine.cache import KVCache
 from diagonal.engine.heads import Heads, joined
 from diagonal.engine.kernels import ops
 from diagonal.engine.kernels.visibility import BLOCK, Visibility
-from diagonal.engine.product import Weighted
 from diagonal.engine.protocols import TokenModel
 from diagonal.engine.runner import Eager
 from diagonal.engine.sampler import Sampler
@@ -35,8 +34,8 @@ from diagonal.plan import NEVER, NONE, Plan
 # Widths that steps are padded to. Weights are streamed once whatever the width, so a few more rows cost little.
 WIDTHS: tuple[int, ...] = (1, 2, 4, *range(8, 129, 8))
 
-# Attention of a step's queries to the cache, told which weights come next: kernels.attention.attend, or its twin.
-Attend = Callable[[Tensor, Tensor, Tensor, Visibility, tuple[Weighted, ...]], Tensor]
+# Attention of a step's queries to the cache: kernels.attention.attend, or its twin in plain torch.
+Attend = Callable[[Tensor, Tensor, Tensor, Visibility], Tensor]
 
 
 def padded(width: int) -> int:
@@ -127,11 +126,10 @@ class DeviceLayer:
         return self._mixed(q_BHSD)
 
     def attend_heads(self, heads: Heads) -> Tensor:
-        q_BHSD = ops(heads.given).remember(heads, self.k, self.v, self.step.seen.slots_S)
-        return joined(self._mixed(q_BHSD, heads.then))
+        return joined(self._mixed(ops(heads.given).remember(heads, self.k, self.v, self.step.seen.slots_S)))
 
-    def _mixed(self, q_BHSD: Tensor, then: tuple[Weighted, ...] = ()) -> Tensor:
-        return self.step.attend(q_BHSD.to(self.k.dtype), self.k, self.v, self.step.seen, then).to(q_BHSD.dtype)
+    def _mixed(self, q_BHSD: Tensor) -> Tensor:
+        return self.step.attend(q_BHSD.to(self.k.dtype), self.k, self.v, self.step.seen).to(q_BHSD.dtype)
 
 
 class Graphs:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diagonal.engine.product import Pending, Weighted
+from diagonal.engine.product import Pending
 
 Rope = tuple[Tensor, Tensor]  # cos and sin (S, D) in float32
 
@@ -29,8 +29,7 @@ class Heads:
     """H heads of queries, then K of keys, then K of values, D wide each, are the channels of `source`, which may be a
     product that is still to be made.
 
-    `rope` turns the pairs (x[i], x[i + D/2]) of queries and keys; None leaves them as they are. `then` has the
-    weights that are read next: a kernel may fetch them.
+    `rope` turns the pairs (x[i], x[i + D/2]) of queries and keys; None leaves them as they are.
     """
 
     source: Tensor | Pending
@@ -38,7 +37,6 @@ class Heads:
     head_dim: int
     rope: Rope | None = None
     norm: HeadNorm | None = None
-    then: tuple[Weighted, ...] = ()
 
     @property
     def given(self) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from torch import Tensor
 
@@ -28,30 +28,18 @@ class Norm:
         return self.weight
 
 
-class Weighted(Protocol):
-    """What has weights: a layer, or several, of which these are read first. They are asked for by kernels alone."""
-
-    @property
-    def weight(self) -> Tensor: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Product:
-    """f(norm(x) W^T + bias), or that onto a residual. `then` has the weights that are read next: kernels fetch them."""
+    """f(norm(x) W^T + bias), or that onto a residual."""
 
     weight_NK: Tensor
     bias_N: Tensor | None = None
     norm: Norm | None = None
     act: Activation = None
     residual: Tensor | None = None
-    then: Weighted | None = None
-
-    @property
-    def next_weight(self) -> Tensor | None:
-        return None if self.then is None else self.then.weight
 
     def parts(self) -> list[Tensor]:
-        """All tensors that it is made of."""
+        """All its tensors."""
         norm = () if self.norm is None else (self.norm.weight, self.norm.bias)
         return [part for part in (self.weight_NK, self.bias_N, self.residual, *norm) if part is not None]
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.engine.heads import HeadNorm, Heads, Rope, joined
-from diagonal.engine.product import Weighted
 from diagonal.engine.protocols import CacheSpec, Sampling, TokenLayerMemory, TokenMemory, Variant, WeightMap
 from diagonal.models.layers import (
     RMSNorm,
@@ -153,13 +151,12 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
     def forward(
-        self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory, then: Weighted, keep: Tensor | None
+        self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory, keep: Tensor | None
     ) -> Tensor:
         of_heads = HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        qkv, out = norm_linear_later(norm, self.qkv, x_BSM), self.out
-        heads = Heads(qkv, self.kv_heads, self.head_dim, rope, of_heads, (out, then))
+        heads = Heads(norm_linear_later(norm, self.qkv, x_BSM), self.kv_heads, self.head_dim, rope, of_heads)
         x_BSM, mixed = kept(keep, x_BSM, memory.attend_heads(heads))
-        return add_linear(x_BSM, out, mixed, then)
+        return add_linear(x_BSM, self.out, mixed)
 
 
 class TextAttention(nn.Module):
@@ -174,11 +171,6 @@ class TextAttention(nn.Module):
         self.k_norm = RMSNorm(config.head_dim, config.eps)
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
-    @property
-    def weight(self) -> Tensor:
-        """What is read of it first."""
-        return self.q.weight
-
     def context(self, text_BLC: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, K, L, D). Rows of zeros, the padding of a text, have zero keys and values and count."""
         k, v = self.kv(text_BLC).unflatten(-1, (-1, self.head_dim)).transpose(1, 2).chunk(2, dim=1)
@@ -192,8 +184,7 @@ class TextAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm self-attention, then of the inputs to `keep` text attention, where the model has text, and feed-forward.
-    After it, weights `then` are read."""
+    """Pre-norm self-attention, then of the inputs to `keep` text attention, where there is text, and feed-forward."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -205,25 +196,18 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(config.width, config.eps)
         self.mlp = SwiGLU(config.width, config.mlp)
 
-    @property
-    def weight(self) -> Tensor:
-        """What is read of it first."""
-        return self.attention.qkv.weight
-
     def forward(
         self,
         x_BSM: Tensor,
         rope: Rope,
         memory: TokenLayerMemory,
-        then: Weighted,
         keep: Tensor | None,
         text: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
-        first: Weighted = self.mlp if text is None else self.text_attention
-        h = self.attention(x_BSM, self.attention_norm, rope, memory, first, keep)
+        h = self.attention(x_BSM, self.attention_norm, rope, memory, keep)
         if text is not None:
             h = self.text_attention(h, self.text_norm, text)
-        out: Tensor = self.mlp(h, self.mlp_norm, then)
+        out: Tensor = self.mlp(h, self.mlp_norm)
         return out
 
 
@@ -282,15 +266,13 @@ class Cosmos(nn.Module):
         """Logits. Without `text` (from `context`) the text layers add nothing, as with a text of zeros only."""
         x_BSM = look_up(self.embed, tokens_BS)
         cos, sin, *tables = memory.by_slot(self._positions, slots_S)
-        first, *others = cast("list[Block]", self.blocks)
-        then = [*others, self.head]
+        last = len(self.blocks) - 1
         for index, block in enumerate(self.blocks):
             for table_SM in tables:
                 x_BSM = x_BSM + table_SM
             own = None if text is None else text[index]
-            last = keep if index == len(others) else None
-            x_BSM = block(x_BSM, (cos, sin), memory.layer(index), then[index], last, own)
-        return norm_linear(self.norm, self.head, x_BSM, then=first)
+            x_BSM = block(x_BSM, (cos, sin), memory.layer(index), keep if index == last else None, own)
+        return norm_linear(self.norm, self.head, x_BSM)
 
     def _positions(self, slots_S: Tensor) -> tuple[Tensor, ...]:
         """The rotation of each slot (cos and sin); with text, also its absolute position (S, M), for every layer."""

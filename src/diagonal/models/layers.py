@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from diagonal.engine.heads import Rope
 from diagonal.engine.kernels import able, ops
 from diagonal.engine.kernels.products import activated, product
-from diagonal.engine.product import Activation, Norm, Pending, Product, Weighted
+from diagonal.engine.product import Activation, Norm, Pending, Product
 
 
 class RMSNorm(nn.Module):
@@ -43,21 +43,15 @@ class LayerNorm(nn.LayerNorm):
 
 
 class SwiGLU(nn.Module):
-    """x + down(silu(gate h) * up h) with h = norm(x), and gate and up in one matrix. Weights `then` are read next."""
+    """x + down(silu(gate h) * up h) with h = norm(x), and gate and up in one matrix."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
         self.down = nn.Linear(hidden, width, bias=False)
 
-    @property
-    def weight(self) -> Tensor:
-        """What is read of it first."""
-        return self.gate_up.weight
-
-    def forward(self, x_BSM: Tensor, norm: RMSNorm, then: Weighted | None = None) -> Tensor:
-        down = self.down
-        return add_linear(x_BSM, down, norm_linear(norm, self.gate_up, x_BSM, "silu", down), then)
+    def forward(self, x_BSM: Tensor, norm: RMSNorm) -> Tensor:
+        return add_linear(x_BSM, self.down, norm_linear(norm, self.gate_up, x_BSM, "silu"))
 
 
 class ScaledRows(nn.Module):
@@ -102,17 +96,11 @@ class Fp8Linear(ScaledRows):
         return ops(x).fp8_linear(x, self.weight, self.scale, self.bias, residual)
 
 
-def norm_linear(
-    norm: RMSNorm | LayerNorm,
-    linear: nn.Linear | ScaledRows,
-    x: Tensor,
-    act: Activation = None,
-    then: Weighted | None = None,
-) -> Tensor:
-    """f(linear(norm(x))): one kernel where there is one for it, which may fetch weights `then` that are read next."""
+def norm_linear(norm: RMSNorm | LayerNorm, linear: nn.Linear | ScaledRows, x: Tensor, act: Activation = None) -> Tensor:
+    """f(linear(norm(x))): one kernel where there is one for it."""
     if isinstance(linear, ScaledRows):
         return activated(linear(norm(x)), act)
-    return product(x, Product(linear.weight, linear.bias, norm.spec, act, then=then))
+    return product(x, Product(linear.weight, linear.bias, norm.spec, act))
 
 
 def norm_linear_later(norm: RMSNorm | LayerNorm, linear: nn.Linear | ScaledRows, x: Tensor) -> Tensor | Pending:
@@ -130,13 +118,12 @@ def look_up(embedding: nn.Embedding, ids: Tensor) -> Tensor:
     return rows
 
 
-def add_linear(residual: Tensor, linear: nn.Linear | ScaledRows, x: Tensor, then: Weighted | None = None) -> Tensor:
-    """residual + linear(x). Where kernels run the residual is then gone: the product is added onto it. The kernel may
-    fetch weights `then` that are read next."""
+def add_linear(residual: Tensor, linear: nn.Linear | ScaledRows, x: Tensor) -> Tensor:
+    """residual + linear(x). Where kernels run the residual is then gone: the product is added onto it."""
     if isinstance(linear, ScaledRows):
         out: Tensor = linear(x, residual)
         return out
-    return product(x, Product(linear.weight, linear.bias, residual=residual, then=then))
+    return product(x, Product(linear.weight, linear.bias, residual=residual))
 
 
 def kept(keep: Tensor | None, *parts: Tensor) -> tuple[Tensor, ...]:

@@ -8,12 +8,10 @@ key/value heads (the paper's appendix G says otherwise; docs/paper.md lists the 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
 
 from torch import Tensor, nn
 
 from diagonal.engine.heads import Heads, Rope
-from diagonal.engine.product import Weighted
 from diagonal.engine.protocols import CacheSpec, Sampling, TokenLayerMemory, TokenMemory, Variant, WeightMap
 from diagonal.models.layers import RMSNorm, SwiGLU, add_linear, kept, look_up, norm_linear, norm_linear_later, rope_1d
 
@@ -63,16 +61,15 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
     def forward(
-        self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory, then: Weighted, keep: Tensor | None
+        self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory, keep: Tensor | None
     ) -> Tensor:
-        qkv, out = norm_linear_later(norm, self.qkv, x_BSM), self.out
-        heads = Heads(qkv, self.kv_heads, self.head_dim, rope, then=(out, then))
+        heads = Heads(norm_linear_later(norm, self.qkv, x_BSM), self.kv_heads, self.head_dim, rope)
         x_BSM, mixed = kept(keep, x_BSM, memory.attend_heads(heads))
-        return add_linear(x_BSM, out, mixed, then)
+        return add_linear(x_BSM, self.out, mixed)
 
 
 class Block(nn.Module):
-    """Pre-norm attention, then pre-norm feed-forward of the inputs to `keep`. After it, weights `then` are read."""
+    """Pre-norm attention, then pre-norm feed-forward of the inputs to `keep`."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -81,17 +78,9 @@ class Block(nn.Module):
         self.mlp_norm = RMSNorm(config.width, config.eps)
         self.mlp = SwiGLU(config.width, config.mlp)
 
-    @property
-    def weight(self) -> Tensor:
-        """What is read of it first."""
-        return self.attention.qkv.weight
-
-    def forward(
-        self, x_BSM: Tensor, rope: Rope, memory: TokenLayerMemory, then: Weighted, keep: Tensor | None
-    ) -> Tensor:
-        mlp = self.mlp
-        h = self.attention(x_BSM, self.attention_norm, rope, memory, mlp, keep)
-        out: Tensor = mlp(h, self.mlp_norm, then)
+    def forward(self, x_BSM: Tensor, rope: Rope, memory: TokenLayerMemory, keep: Tensor | None) -> Tensor:
+        h = self.attention(x_BSM, self.attention_norm, rope, memory, keep)
+        out: Tensor = self.mlp(h, self.mlp_norm)
         return out
 
 
@@ -139,11 +128,10 @@ class MCAR(nn.Module):
     def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: TokenMemory, keep: Tensor | None = None) -> Tensor:
         x_BSM = look_up(self.embed, tokens_BS)
         rope = memory.by_slot(self._rope, slots_S)
-        first, *others = cast("list[Block]", self.blocks)
-        then = [*others, self.head]
+        last = len(self.blocks) - 1
         for index, block in enumerate(self.blocks):
-            x_BSM = block(x_BSM, rope, memory.layer(index), then[index], keep if index == len(others) else None)
-        return norm_linear(self.norm, self.head, x_BSM, then=first)
+            x_BSM = block(x_BSM, rope, memory.layer(index), keep if index == last else None)
+        return norm_linear(self.norm, self.head, x_BSM)
 
 
 _300M = Config(width=1024, layers=20, heads=16, kv_heads=4, mlp=4096, frames=16, reference_frames=8)

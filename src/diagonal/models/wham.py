@@ -12,13 +12,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
 from diagonal.engine.heads import Heads
 from diagonal.engine.kernels.products import product
-from diagonal.engine.product import Product, Weighted
+from diagonal.engine.product import Product
 from diagonal.engine.protocols import CacheSpec, Sampling, State, TokenLayerMemory, TokenMemory, Variant, WeightMap
 from diagonal.models.layers import LayerNorm, add_linear, kept, look_up, norm_linear, norm_linear_later
 
@@ -119,13 +119,10 @@ class Attention(nn.Module):
         self.c_attn = nn.Linear(config.width, 3 * config.width, bias=config.bias)
         self.c_proj = nn.Linear(config.width, config.width, bias=config.bias)
 
-    def forward(
-        self, x_BSM: Tensor, norm: LayerNorm, memory: TokenLayerMemory, then: Weighted, keep: Tensor | None
-    ) -> Tensor:
-        qkv, out = norm_linear_later(norm, self.c_attn, x_BSM), self.c_proj
-        heads = Heads(qkv, self.heads, self.head_dim, then=(out, then))
+    def forward(self, x_BSM: Tensor, norm: LayerNorm, memory: TokenLayerMemory, keep: Tensor | None) -> Tensor:
+        heads = Heads(norm_linear_later(norm, self.c_attn, x_BSM), self.heads, self.head_dim)
         x_BSM, mixed = kept(keep, x_BSM, memory.attend_heads(heads))
-        return add_linear(x_BSM, out, mixed, then)
+        return add_linear(x_BSM, self.c_proj, mixed)
 
 
 class FeedForward(nn.Module):
@@ -136,18 +133,12 @@ class FeedForward(nn.Module):
         self.c_fc = nn.Linear(config.width, 4 * config.width, bias=config.bias)
         self.c_proj = nn.Linear(4 * config.width, config.width, bias=config.bias)
 
-    @property
-    def weight(self) -> Tensor:
-        """What is read of it first."""
-        return self.c_fc.weight
-
-    def forward(self, x_BSM: Tensor, norm: LayerNorm, then: Weighted) -> Tensor:
-        down = self.c_proj
-        return add_linear(x_BSM, down, norm_linear(norm, self.c_fc, x_BSM, "gelu", down), then)
+    def forward(self, x_BSM: Tensor, norm: LayerNorm) -> Tensor:
+        return add_linear(x_BSM, self.c_proj, norm_linear(norm, self.c_fc, x_BSM, "gelu"))
 
 
 class Block(nn.Module):
-    """Pre-norm attention, then pre-norm feed-forward of the inputs to `keep`. After it, weights `then` are read."""
+    """Pre-norm attention, then pre-norm feed-forward of the inputs to `keep`."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -156,15 +147,9 @@ class Block(nn.Module):
         self.ln_2 = _norm(config, affine=config.version == 1)
         self.mlp = FeedForward(config)
 
-    @property
-    def weight(self) -> Tensor:
-        """What is read of it first."""
-        return self.attn.c_attn.weight
-
-    def forward(self, x_BSM: Tensor, memory: TokenLayerMemory, then: Weighted, keep: Tensor | None) -> Tensor:
-        mlp = self.mlp
-        h = self.attn(x_BSM, self.ln_1, memory, mlp, keep)
-        out: Tensor = mlp(h, self.ln_2, then)
+    def forward(self, x_BSM: Tensor, memory: TokenLayerMemory, keep: Tensor | None) -> Tensor:
+        h = self.attn(x_BSM, self.ln_1, memory, keep)
+        out: Tensor = self.mlp(h, self.ln_2)
         return out
 
 
@@ -195,11 +180,10 @@ class WHAM(nn.Module):
 
     def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: TokenMemory, keep: Tensor | None = None) -> Tensor:
         x_BSM = look_up(self.wte, tokens_BS) + look_up(self.wpe, slots_S)
-        first, *others = cast("list[Block]", self.blocks)
-        then = [*others, self.wte]
+        last = len(self.blocks) - 1
         for index, block in enumerate(self.blocks):
-            x_BSM = block(x_BSM, memory.layer(index), then[index], keep if index == len(others) else None)
-        return product(x_BSM, Product(self.wte.weight, norm=self.ln_f.spec, then=first))
+            x_BSM = block(x_BSM, memory.layer(index), keep if index == last else None)
+        return product(x_BSM, Product(self.wte.weight, norm=self.ln_f.spec))
 
 
 def _released(config: Config) -> Variant:

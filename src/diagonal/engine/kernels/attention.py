@@ -25,7 +25,6 @@ from torch import Tensor
 from diagonal.engine.kernels import hopper_attention
 from diagonal.engine.kernels.early import call_next, early, wait
 from diagonal.engine.kernels.visibility import BLOCK, Visibility
-from diagonal.engine.product import Weighted
 
 HEAD_DIMS = (16, 32, 64, 128)
 WHOLE = (torch.int32, torch.int64)
@@ -65,35 +64,27 @@ def tiles(q_BHSD: Tensor, k_BKLD: Tensor, processors: int) -> Tiles:
     return Tiles(rows, keys=16 if exact else BLOCK, parts=max(1, min(parts, MAX_PARTS, blocks)))
 
 
-def attend(
-    q_BHSD: Tensor,
-    k_BKLD: Tensor,
-    v_BKLD: Tensor,
-    seen: Visibility,
-    then: tuple[Weighted, ...] = (),
-    processors: int | None = None,
-) -> Tensor:
+def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, processors: int | None = None) -> Tensor:
     """softmax(q k^T / sqrt(D)) v over what each query sees, (B, H, S, D); zeros for a query that sees nothing.
 
     Query head h reads key head h // (H // K). The cache is contiguous and of the queries' dtype; the queries may be a
-    view. The result is a view of (B, S, H, D), ready for the output projection. `then` has weights that are read
-    next: the first of up to two may be fetched meanwhile. `processors` is the GPU's number of streaming
-    multiprocessors, asked of torch where it is not given.
+    view. The result is a view of (B, S, H, D), ready for the output projection. `processors` is the GPU's number of
+    streaming multiprocessors, asked of torch where it is not given.
     """
     _check(q_BHSD, k_BKLD, v_BKLD, seen)
     if processors is None:
         processors = torch.cuda.get_device_properties(q_BHSD.device).multi_processor_count
     batch, heads, queries, width = q_BHSD.shape
     cut, wide = tiles(q_BHSD, k_BKLD, processors), hopper_attention.fitting(q_BHSD, k_BKLD, v_BKLD, seen)
-    found, count = hopper_attention.cut(q_BHSD, k_BKLD, processors, MAX_PARTS) if wide else (None, cut.parts)
+    count = min(MAX_PARTS, hopper_attention.parts(q_BHSD, k_BKLD, processors)) if wide else cut.parts
     out_BSHD = q_BHSD.new_empty(batch, queries, heads, width)
     parts, lse, sizes = out_BSHD, None, None
     if count > 1:
         parts = out_BSHD.new_empty(count, *out_BSHD.shape, dtype=torch.float16 if wide else torch.float32)
         lse = parts.new_empty(parts.shape[:-1], dtype=torch.float32)
         sizes = torch.empty_like(lse) if wide else None
-    if found is not None:
-        hopper_attention.run(found, (q_BHSD, k_BKLD, v_BKLD), seen, (parts, lse, sizes), then)
+    if wide:
+        hopper_attention.run((q_BHSD, k_BKLD, v_BKLD), seen, (parts, lse, sizes))
     else:
         _attend(q_BHSD, k_BKLD, v_BKLD, seen, cut, (parts, lse))
     if lse is not None:

@@ -19,10 +19,9 @@ from torch import Tensor
 
 from diagonal.engine.kernels.early import possible
 
-HEADERS = tuple(Path(__file__).with_name(name) for name in ("ahead.cuh", "assembler.cuh", "hopper.cuh", "numbers.cuh"))
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("assembler.cuh", "hopper.cuh", "numbers.cuh"))
 HOPPER = (9, 0)  # whose own instructions some kernels are made of
 SHARED = 227 * 1024  # bytes of shared memory that a program may have there
-LINE = 128  # bytes that caches hold together
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}  # as the kernels number them
 DYNAMIC_SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 SHARED_PERCENT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
@@ -78,29 +77,7 @@ class Map(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_byte * 128),)
 
 
-class Ahead(ctypes.Structure):
-    """What a kernel fetches for later ones (ahead.cuh)."""
-
-    _fields_ = (("start", ctypes.c_void_p), *((name, ctypes.c_int) for name in ("segments", "stride", "lines")))
-
-
-Argument = Tensor | Map | Ahead | int | float | None
-
-
-def ahead(weights: Sequence[Tensor | None], limit: int) -> list[Ahead]:
-    """The beginnings of weights that kernels after this one read, at most `limit` bytes of all: of each half of each
-    row, since programs that share rows begin at both."""
-    found = []
-    for weight in weights:
-        one = Ahead()
-        if weight is not None and weight.is_contiguous():
-            segments = 2 * len(weight)
-            stride = weight.nbytes // segments
-            lines = min(limit // segments, stride) // LINE
-            limit -= segments * lines * LINE
-            one = Ahead(weight.data_ptr(), segments, stride, lines)
-        found.append(one)
-    return found
+Argument = Tensor | Map | int | float | None
 
 
 def tensor_map(matrix_RC: Tensor, rows: int, columns: int) -> Map:
@@ -141,8 +118,8 @@ def suits(parts: Sequence[Tensor]) -> bool:
     return all(part.dtype == torch.bfloat16 and part.is_contiguous() and part.data_ptr() % 16 == 0 for part in parts)
 
 
-def _argument(value: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float | Map | Ahead:
-    if isinstance(value, Map | Ahead):
+def _argument(value: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float | Map:
+    if isinstance(value, Map):
         return value
     if value is None or isinstance(value, Tensor):
         return ctypes.c_void_p(None if value is None else value.data_ptr())

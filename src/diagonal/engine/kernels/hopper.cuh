@@ -53,10 +53,6 @@ __device__ __forceinline__ void send(unsigned to, float a, float b, float c, flo
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
                "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier) : "memory");
 }
-__device__ __forceinline__ void send(unsigned to, float a, float b, unsigned barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(a),
-               "f"(b), "r"(barrier) : "memory");
-}
 // Where a block lies, for the tensor cores: rows of 128 bytes, eight rows after the other, 16-byte pieces swapped around;
 // `across` bytes from 64 columns to the next 64, where columns are what is not summed over.
 __device__ __forceinline__ u64 place(unsigned at, unsigned across = 16) {

@@ -5,31 +5,20 @@
 // four warps for each 64 rows multiply (wgmma) and run the online softmax, each group at its own pace. A group
 // asks for the mixture of a round and for the scores of the next one, whose exponentials it takes while the mixture is made.
 //
-// Where keys are few, starting another kernel that merges the parts would take as long as all else. There the parts of a tile
-// are the programs of a cluster, whose groups have the same 64 rows and take rounds in turn. Each group sends what it has mixed
-// to the programs of its cluster, eight rows to each, who merge and write them.
-//
 // Set when it is compiled: D, the width of heads, 64 or 128; GROUPS, 1 to 3; KEYS, a multiple of 64; STAGES, rounds under way;
-// SPLIT, whether the keys are in parts that another kernel merges; CLUSTER, programs that merge theirs, 8, or 1; CAUSAL, whether
-// the queries are a prompt that fills the first slots: then nobody says who sees whom, and tiles with many keys come first; MORE
-// and LESS, registers of threads that multiply, and of others, or 0 for as many as there are; for the instructions the names of
-// their sums, SCORE_NAMES "%0, %1, ..." with SCORE_SUMS "+f"(s[0]), ... and SCORE_0, ... of what follows, and MIX_ the same.
+// SPLIT, whether the keys are in parts; CAUSAL, whether the queries are a prompt that fills the first slots: then nobody says who
+// sees whom, and tiles with many keys come first; MORE and LESS, registers of threads that multiply, and of others, or 0 for as
+// many as there are; for the instructions the names of their sums, SCORE_NAMES "%0, %1, ..." with SCORE_SUMS "+f"(s[0]), ... and
+// SCORE_0, ... of what follows, and MIX_ the same.
 
 #include "hopper.cuh"
 #include "numbers.cuh"
-#include "ahead.cuh"
 
-constexpr bool TOGETHER = CLUSTER > 1;
-constexpr int HALF = 64, HALVES = D / HALF, SIDE = 64, ROWS = TOGETHER ? SIDE : GROUPS * SIDE;
-constexpr int MULTIPLYING = GROUPS * 128, THREADS = MULTIPLYING + 128;
-constexpr int TURNS = TOGETHER ? GROUPS : 1, READERS = MULTIPLYING / 32 / TURNS;  // of rounds; warps that read one
-constexpr int SENT = 8, MIXTURES = TOGETHER ? CLUSTER * GROUPS : 0;  // rows of a mixture that a program gets, and their number
-constexpr int TOP_BYTES = MIXTURES * SENT * 8, MAIL_BYTES = MIXTURES * SENT * D * 4;
+constexpr int HALF = 64, HALVES = D / HALF, ROWS = GROUPS * 64, MULTIPLYING = GROUPS * 128, THREADS = MULTIPLYING + 128;
 constexpr int BLOCK = 64, ROUND = KEYS / BLOCK;  // slots that `whole` and `extent` count; of these in a round
 constexpr int Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2;
 constexpr int NOWHERE = 0x7fffffff;
 constexpr unsigned ALL = 0xffffffffu;
-static_assert(!TOGETHER || (CLUSTER * SENT == ROWS && STAGES % TURNS == 0 && !SPLIT && !CAUSAL), "");
 
 __device__ __forceinline__ void score(float (&s)[KEYS / 2], u64 q, u64 k, int on) {  // s = q k^T [+ s]
   MULTIPLY(s, q, k, on, SCORE_WIDTH, SCORE_NAMES, SCORE_SUMS, SCORE_0, SCORE_1, SCORE_2);
@@ -38,40 +27,26 @@ __device__ __forceinline__ void mix(float (&s)[D / 2], const pair_t* p, u64 v) {
   MIX(s, p, v, MIX_WIDTH, MIX_NAMES, MIX_SUMS, MIX_0, MIX_1, MIX_2, MIX_3, MIX_4);
 }
 
-extern "C" __global__ void
-#if CLUSTER > 1
-__cluster_dims__(CLUSTER, 1, 1)
-#endif
-__launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __grid_constant__ Map v,
        const long long* slots, const int* needed, const long long* whole, const long long* extent, bf16_t* out, float* lse,
-       float* sizes, int queries, int length, int heads, int kv_heads, float scale,
-       const __grid_constant__ Ahead next, const __grid_constant__ Ahead after_next) {
+       float* sizes, int queries, int length, int heads, int kv_heads, float scale) {
   extern __shared__ __align__(1024) char memory[];
   const unsigned qs = address(memory), ks = qs + Q_BYTES, vs = ks + STAGES * KV_BYTES, ns = vs + STAGES * KV_BYTES;
-  const unsigned tops = ns + STAGES * KEYS * 4, mail = tops + TOP_BYTES, mailed = mail + MAIL_BYTES;
-  const unsigned q_full = TOGETHER ? mailed + 8 : mailed, k_full = q_full + 8, k_empty = k_full + 8 * STAGES;
+  const unsigned q_full = ns + STAGES * KEYS * 4, k_full = q_full + 8, k_empty = k_full + 8 * STAGES;
   const unsigned v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-  const int shared_by = heads / kv_heads, problem = blockIdx.y, all = shared_by * queries;
-  const int part = TOGETHER ? blockIdx.x : blockIdx.z, parts = TOGETHER ? CLUSTER : gridDim.z;
-  const int first = (TOGETHER ? blockIdx.z : CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * ROWS;
+  const int shared_by = heads / kv_heads, problem = blockIdx.y, part = blockIdx.z, parts = gridDim.z;
+  const int first = (CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * ROWS, all = shared_by * queries;
   if (threadIdx.x == 0) {
     init(q_full, 1);
     for (int s = 0; s < STAGES; s++) {
-      init(k_full + 8 * s, 1), init(k_empty + 8 * s, READERS);
-      init(v_full + 8 * s, 1), init(v_empty + 8 * s, READERS);
+      init(k_full + 8 * s, 1), init(k_empty + 8 * s, MULTIPLYING / 32);
+      init(v_full + 8 * s, 1), init(v_empty + 8 * s, MULTIPLYING / 32);
     }
-    if (TOGETHER) init(mailed, 1);
     barriers_made();
-    if (TOGETHER) expect(mailed, TOP_BYTES + MAIL_BYTES);
   }
-  if (TOGETHER) {
-    call_next();  // clusters leave multiprocessors free: there the product after this may read its weights
-    meet_cluster();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
 
   // Rounds that all queries see wholly, then others: of both, this part's share. These numbers, and the keys and values of
   // whole rounds, were written before this step's first layer: they are read while the kernel before still runs. Of a prompt,
@@ -88,7 +63,7 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
 #if MORE
     fewer_registers<LESS>();
 #endif
-    if (warp == 0) {
+    if (threadIdx.x == MULTIPLYING) {
       auto blocks = [&](unsigned to, const Map* map, int round, unsigned barrier) {
         for (int b = 0; b < ROUND; b++) {
           // Behind the last block that is written lies anything: nobody sees it, but it might not be finite.
@@ -112,24 +87,16 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
         blocks(vs + s * KV_BYTES, &v, round, v_full + 8 * s);
       };
       const int ahead = CAUSAL ? 0 : min(STAGES, plain_count);
-      if (lane == 0) {
-        ready(&q);
+      ready(&q);
 #pragma unroll 1
-        for (int n = 0; n < ahead; n++) ask(n);
-        await_kernel_before();
-        expect(q_full, Q_BYTES);
-        for (int c = 0; c < HALVES; c++)
-          for (int g = 0; g < ROWS / SIDE; g++)
-            fetch(qs + (g * HALVES + c) * 64 * 128, &q, c * HALF, problem * shared_by * queries + first + g * 64, q_full,
-                  USUAL);
+      for (int n = 0; n < ahead; n++) ask(n);
+      await_kernel_before();
+      expect(q_full, Q_BYTES);
+      for (int c = 0; c < HALVES; c++)
+        for (int g = 0; g < GROUPS; g++)
+          fetch(qs + (g * HALVES + c) * 64 * 128, &q, c * HALF, problem * shared_by * queries + first + g * 64, q_full, USUAL);
 #pragma unroll 1
-        for (int n = ahead; n < count; n++) ask(n);
-      }
-      __syncwarp();
-      const int program = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
-      const int thread = program * 32 + lane, threads = gridDim.x * gridDim.y * gridDim.z * 32;
-      fetch_ahead(next, thread, threads);
-      fetch_ahead(after_next, thread, threads);
+      for (int n = ahead; n < count; n++) ask(n);
     }
     return;
   }
@@ -139,7 +106,7 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
   more_registers<MORE>();
 #endif
   // A thread has two rows, eight apart.
-  const int side = TOGETHER ? 0 : group, row = first + side * SIDE + warp * 16 + lane / 4;
+  const int row = first + group * 64 + warp * 16 + lane / 4;
   int slot[2];
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -159,7 +126,7 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
     for (int c = 0; c < HALVES; c++)
 #pragma unroll
       for (int i = 0; i < HALF / 16; i++)
-        score(s, place(qs + (side * HALVES + c) * 64 * 128) + 2 * i, place(ks + stage * KV_BYTES + c * KEYS * 128) + 2 * i,
+        score(s, place(qs + (group * HALVES + c) * 64 * 128) + 2 * i, place(ks + stage * KV_BYTES + c * KEYS * 128) + 2 * i,
               c > 0 || i > 0);
     asked_products();
   };
@@ -225,63 +192,27 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
   };
 
   await(q_full, 0);
-  int n = TOGETHER ? group : 0;
-  if (n < count) {
-    ask_scores(n);
+  if (count > 0) {
+    ask_scores(0);
     await_products<0>();
-    soften(n);
+    soften(0);
     hand_over();
 #pragma unroll 1
-    for (n += TURNS; n < count; n += TURNS) {
+    for (int n = 1; n < count; n++) {
       ask_scores(n);
-      ask_mixture(n - TURNS);
+      ask_mixture(n - 1);
       await_products<1>();  // the scores are there
       soften(n);
       settled(s);  // not later
       await_products<0>();
       settled(mixed);
-      if (lane == 0) arrive(v_empty + 8 * ((n - TURNS) % STAGES));
+      if (lane == 0) arrive(v_empty + 8 * ((n - 1) % STAGES));
       hand_over();
     }
-    ask_mixture(n - TURNS);
+    ask_mixture(count - 1);
     await_products<0>();
     settled(mixed);
   }
-
-#if CLUSTER > 1
-#pragma unroll
-  for (int h = 0; h < 2; h++) {  // a thread's rows go to two neighbours
-    float sum = total[h];
-    sum += __shfl_xor_sync(ALL, sum, 1);
-    sum += __shfl_xor_sync(ALL, sum, 2);
-    const int to = warp * 2 + h, own = (part * GROUPS + group) * SENT + lane / 4;
-    const unsigned barrier = at_other(mailed, to), at = at_other(mail + own * D * 4 + lane % 4 * 8, to);
-#pragma unroll
-    for (int j = 0; j < D / 8; j++) send(at + j * 32, mixed[j * 4 + h * 2], mixed[j * 4 + h * 2 + 1], barrier);
-    if (lane % 4 == 0) send(at_other(tops + own * 8, to), top[h], sum, barrier);
-  }
-  await(mailed, 0);
-  const float2* top_of = (const float2*)(memory + (tops - qs));
-  const float2* mixture = (const float2*)(memory + (mail - qs));
-  for (int pair = threadIdx.x; pair < SENT * D / 2; pair += MULTIPLYING) {
-    const int own = pair / (D / 2), column = pair % (D / 2), at = first + part * SENT + own;
-    if (at >= all) continue;
-    float most = -1e30f, sum = 0.f, lo = 0.f, hi = 0.f;
-#pragma unroll
-    for (int m = 0; m < MIXTURES; m++) most = fmaxf(most, top_of[m * SENT + own].x);
-#pragma unroll
-    for (int m = 0; m < MIXTURES; m++) {
-      const float2 whose = top_of[m * SENT + own], values = mixture[(m * SENT + own) * (D / 2) + column];
-      const float weight = power(whose.x - most);
-      sum += weight * whose.y, lo += weight * values.x, hi += weight * values.y;
-    }
-    const float by = sum > 0.f && slots[at % queries] >= 0 ? 1.f / sum : 0.f;  // a row of padding sees nothing
-    const int head = problem % kv_heads * shared_by + at / queries;
-    const size_t entry = ((size_t)(problem / kv_heads) * queries + at % queries) * heads + head;
-    *(pair_t*)(out + entry * D + column * 2) = pack(lo * by, hi * by);
-  }
-  return;
-#endif
 
   // Of eight columns each of four lanes has two; then it has eight of its own, so that it writes 16 bytes.
   auto turn = [&](pair_t& one, pair_t& other, int distance) {

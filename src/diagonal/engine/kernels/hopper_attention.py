@@ -17,16 +17,10 @@ from torch import Tensor
 
 from diagonal.engine.kernels import cuda
 from diagonal.engine.kernels.visibility import Visibility
-from diagonal.engine.product import Weighted
 
 WIDTHS = (64, 128)  # of heads
 SIDE = 64  # rows of four warps
-MOST = 8  # rounds under way, where all groups see all of them
-CLUSTER = 8  # programs that merge what they found themselves, as many as tiles have rows for each
-TURNS = 3  # groups of such a program, which take rounds in turn: as many as registers suffice for
-FEW = 256 << 10  # bytes of keys and values of such a program, at most
-ROOM = 3 / 4  # of the multiprocessors: clusters of eight do not find room on all
-AHEAD = 16 << 20  # bytes of the next weights: memory has nothing else to give while the last keys are computed with
+MOST = 8  # rounds under way
 
 # Mixtures of values, their log-sum-exps, and what they are to be multiplied with; a single part has but the first.
 Parts = tuple[Tensor, Tensor | None, Tensor | None]
@@ -40,11 +34,10 @@ class Cut:
     GROUPS: int
     SPLIT: bool
     CAUSAL: bool = False
-    CLUSTER: int = 1
 
     @property
     def rows(self) -> int:
-        return SIDE if self.CLUSTER > 1 else SIDE * self.GROUPS
+        return SIDE * self.GROUPS
 
     @property
     def keys(self) -> int:
@@ -62,20 +55,13 @@ class Cut:
         return 4 * self.D * self.keys + 4 * self.keys + 32
 
     @property
-    def _others(self) -> int:
-        """Bytes of queries, of what a cluster's programs send each other, and of barriers."""
-        mixtures = self.CLUSTER * self.GROUPS * (self.rows // self.CLUSTER)  # their rows
-        return 2 * self.D * self.rows + 8 + (mixtures * (4 * self.D + 8) + 8 if self.CLUSTER > 1 else 0)
-
-    @property
     def stages(self) -> int:
-        """Rounds under way. Where groups take turns each has stages of its own, whose barriers it has always seen."""
-        room = (cuda.SHARED - self._others) // self._round
-        return room // self.GROUPS * self.GROUPS if self.CLUSTER > 1 else min(MOST, room)
+        return min(MOST, (cuda.SHARED - 2 * self.D * self.rows - 8) // self._round)
 
     @property
     def shared(self) -> int:
-        return self._others + self.stages * self._round
+        """Bytes of queries, of keys and values, and of barriers."""
+        return 2 * self.D * self.rows + self.stages * self._round + 8
 
     @property
     def constants(self) -> dict[str, int | str]:
@@ -98,17 +84,10 @@ def groups(rows: int) -> int:
     return 1 if rows <= SIDE else min((3, 2), key=lambda count: -(-rows // (SIDE * count)) * count)
 
 
-def cut(q_BHSD: Tensor, k_BKLD: Tensor, processors: int, most: int) -> tuple[Cut, int]:
-    """How a step is cut up, and into how many parts, at most `most`, that are to be merged: a program for every
-    multiprocessor. Where keys are few, clusters merge parts themselves."""
-    (batch, kv_heads, length, width), rows = k_BKLD.shape, _rows(q_BHSD, k_BKLD)
-    problems, bytes_of_all = batch * kv_heads, 4 * length * width
-    programs = CLUSTER * -(-rows // SIDE) * problems
-    if width == SIDE and programs <= ROOM * processors and bytes_of_all <= CLUSTER * FEW:
-        return Cut(width, TURNS, SPLIT=False, CLUSTER=CLUSTER), 1
-    count = groups(rows)
-    parts = min(most, max(1, processors // (-(-rows // (SIDE * count)) * problems)))
-    return Cut(width, count, SPLIT=parts > 1), parts
+def parts(q_BHSD: Tensor, k_BKLD: Tensor, processors: int) -> int:
+    """Parts that a step's keys are cut into: a program for every multiprocessor, at most."""
+    (batch, kv_heads), rows = k_BKLD.shape[:2], _rows(q_BHSD, k_BKLD)
+    return max(1, processors // (-(-rows // (SIDE * groups(rows))) * batch * kv_heads))
 
 
 def fitting(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> bool:
@@ -123,13 +102,12 @@ def serves(width: int, cache: Tensor) -> bool:
     return width in WIDTHS and cache.dtype == torch.bfloat16 and cuda.hopper(cache.device)
 
 
-def run(
-    found: Cut, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, into: Parts, then: tuple[Weighted, ...] = ()
-) -> None:
-    """Mixtures of values (parts, B, S, H, D), as `cut` found. Those of several parts are in float16 over their sizes.
-    Weights that come next are fetched into the second-level cache."""
+def run(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, into: Parts) -> None:
+    """Mixtures of values (parts, B, S, H, D). Those of several parts are in float16 over their sizes."""
+    lse = into[1]
+    found = Cut(qkv[0].shape[3], groups(_rows(*qkv[:2])), SPLIT=lse is not None)
     rule = (seen.slots_S, seen.needed_L, seen.whole, seen.extent)
-    _launch(found, qkv, (*rule, *into), then)
+    _launch(found, qkv, (*rule, *into), 1 if lse is None else len(lse))
 
 
 def prompt(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
@@ -137,7 +115,7 @@ def prompt(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
     batch, heads, queries, width = q_BHSD.shape
     out_BSHD = q_BHSD.new_empty(batch, queries, heads, width)
     found = Cut(width, groups(_rows(q_BHSD, k_BKLD)), SPLIT=False, CAUSAL=True)
-    _launch(found, (q_BHSD, k_BKLD, v_BKLD), (*(None,) * 4, out_BSHD, None, None), ())
+    _launch(found, (q_BHSD, k_BKLD, v_BKLD), (*(None,) * 4, out_BSHD, None, None), 1)
     return out_BSHD.transpose(1, 2)
 
 
@@ -151,19 +129,13 @@ def _rows(q_BHSD: Tensor, k_BKLD: Tensor) -> int:
     return q_BHSD.shape[2] * (q_BHSD.shape[1] // k_BKLD.shape[1])
 
 
-def _launch(
-    found: Cut, qkv: tuple[Tensor, Tensor, Tensor], tensors: tuple[Tensor | None, ...], then: tuple[Weighted, ...]
-) -> None:
+def _launch(found: Cut, qkv: tuple[Tensor, Tensor, Tensor], tensors: tuple[Tensor | None, ...], parts: int) -> None:
     """`tensors` are what says who sees whom, and Parts."""
     (batch, heads, queries, width), (kv_heads, length) = qkv[0].shape, qkv[1].shape[1:3]
     maps = (cuda.tensor_map(part.view(-1, width), SIDE, SIDE) for part in qkv)
     numbers = (queries, length, heads, kv_heads, math.log2(math.e) / math.sqrt(width))
-    read_next = [*(one.weight for one in then), None, None][:2]
-    given = (*maps, *tensors, *numbers, *cuda.ahead(read_next, AHEAD))
-    tiles, lse = -(-_rows(*qkv[:2]) // found.rows), tensors[-2]
-    parts = 1 if lse is None else len(lse)
-    grid = (found.CLUSTER, batch * kv_heads, tiles) if found.CLUSTER > 1 else (tiles, batch * kv_heads, parts)
-    _kernel(found, qkv[0].device).launch(grid, found.threads, found.shared, given)
+    grid = (-(-_rows(*qkv[:2]) // found.rows), batch * kv_heads, parts)
+    _kernel(found, qkv[0].device).launch(grid, found.threads, found.shared, (*maps, *tensors, *numbers))
 
 
 @cache

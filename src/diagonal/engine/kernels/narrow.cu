@@ -8,8 +8,7 @@
 //     are fragments of the tensor cores (m16n8k16), read straight from memory into registers: the order of columns within a
 //     product is free, so a lane takes eight neighbours at a time.
 //   - Weights of the first tile are asked for before the kernel waits for the one before it (programmatic dependent
-//     launch), those of the next tile before the sums of this one are made, and after the last tile's the first of the
-//     next product, or keys and values, which wait in the second-level cache while this one ends.
+//     launch), those of the next tile before the sums of this one are made.
 //   - The norm is computed by every program for itself.
 //
 // Set when it is compiled: K, which is 32 * WARPS * DEPTH; WARPS; TILES; HALVES, of 8 tokens each; NORM (0, 1: RMS, 2: layer)
@@ -21,7 +20,6 @@
 //      (ROPE), keys and values go to their slots of the cache; attention that comes next is called early (CALL)
 
 #include "numbers.cuh"
-#include "ahead.cuh"
 
 constexpr int THREADS = 32 * WARPS, SPAN = K / WARPS, DEPTH = SPAN / 32, TOKENS = 8 * HALVES, PAIRS = (HALVES + 1) / 2;
 constexpr bool PAIRED = ACT == 1 || ACT == 3;  // an output is made of two rows: one of a tile's first half, one of the other
@@ -55,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict__ gain, const bf16_t* __restrict__ shift,
         const bf16_t* __restrict__ bias, bf16_t* out, int tokens, int rows, int tiles, float eps, const float* cosines,
         const float* sines, const long long* slots, bf16_t* keys, bf16_t* values, int inputs, int length, int heads,
-        int kv_heads, const __grid_constant__ Ahead next, const __grid_constant__ Ahead after_next) {
+        int kv_heads) {
   extern __shared__ float parts[];  // [2][WARPS][TOKENS][LINE]
   // The next kernel may begin as soon as it finds room. Not so attention, which comes after heads, if it has many small
   // programs: they would crowd on the processors that are free first.
@@ -74,10 +72,6 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
       const bf16_t* from = w + (size_t)min(row, rows - 1) * K + column;
 #pragma unroll
       for (int i = 0; i < DEPTH; i++) weight[n][i] = read_once(from + 32 * i);
-    }
-    if (tile + gridDim.x >= tiles) {
-      fetch_ahead(next, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
-      fetch_ahead(after_next, blockIdx.x * THREADS + threadIdx.x, gridDim.x * THREADS);
     }
   };
   ask(blockIdx.x);

@@ -32,7 +32,6 @@ PERCENT = 25
 # Programs of small products would crowd on the multiprocessors that are free first. With more than half of what PERCENT
 # leaves, each has one to itself.
 LONE = 33 * 1024
-AHEAD = 8 << 20  # bytes of the next product's weights: about what memory gives while one kernel ends and another begins
 HEADS = 3  # the rows are heads of queries, keys and values
 
 
@@ -150,15 +149,13 @@ def remember(heads: Heads, k_BKLD: Tensor, v_BKLD: Tensor, slots_S: Tensor, foun
 def _launch(
     x: Tensor, product: Product, found: Cut, out: Tensor, tables: tuple[Tensor | None, ...], numbers: tuple[int, ...]
 ) -> None:
-    """`tables` and `numbers` are those of heads, after which keys and values are read."""
+    """`tables` and `numbers` are those of heads."""
     x_MK, rows = x.contiguous().view(-1, found.K), len(product.weight_NK)
     norm = product.norm or Norm(None, None, 0.0, centred=False)
     tiles = -(-rows // (SIDE * found.TILES))
     programs = min(tiles, _processors(x.device))
     tensors = (x_MK, product.weight_NK, norm.weight, norm.bias, product.bias_N, out)
-    caches = [part.flatten(0, 1).flatten(1) for part in tables[3:] if part is not None]
-    ahead = cuda.ahead(caches or [product.next_weight, None], AHEAD)
-    given = (*tensors, len(x_MK), rows, tiles, float(norm.eps), *tables, *numbers, *ahead)
+    given = (*tensors, len(x_MK), rows, tiles, float(norm.eps), *tables, *numbers)
     _kernel(found, x.device).launch((programs, 1, 1), 32 * found.WARPS, found.shared, given)
 
 

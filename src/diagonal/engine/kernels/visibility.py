@@ -10,8 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diagonal.engine.product import Weighted
-
 BLOCK = 64  # slots that the kernel reads at a time; caches are whole blocks
 NOWHERE = 2**31 - 1  # behind every slot
 
@@ -42,12 +40,10 @@ class Visibility:
         return self.needed_L <= self.slots_S[:, None]
 
 
-def attend_reference(
-    q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, then: tuple[Weighted, ...] = ()
-) -> Tensor:
+def attend_reference(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> Tensor:
     """softmax(q k^T / sqrt(D)) v over what each query sees, (B, H, S, D); zeros for a query that sees nothing.
 
-    Query head h reads key head h // (H // K). `then` is of no use here.
+    Query head h reads key head h // (H // K).
     """
     mask_SL = seen.mask()
     q_BKGSD = q_BHSD.unflatten(1, (k_BKLD.shape[1], -1))

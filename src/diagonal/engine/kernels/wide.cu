@@ -6,8 +6,7 @@
 // weights, block by block, and a program has many rows of W, so that it reads more of them than of tokens. Where that
 // would leave programs without rows, two of them (a cluster) have the same rows, each in one half of their depth.
 //   - One warp asks for blocks of W, as many as shared memory holds ahead, and never waits for the kernel before
-//     (programmatic dependent launch). After its last block it fetches the first weights of the next product into the
-//     second-level cache. Another asks for blocks of x, as soon as they are there.
+//     (programmatic dependent launch). Another asks for blocks of x, as soon as they are there.
 //   - Four warps multiply (wgmma): tokens are the rows of the tensor cores' product, rows of W its columns.
 //   - At the end two programs that share rows send each other the sums of one half of them.
 //
@@ -19,7 +18,6 @@
 
 #include "hopper.cuh"
 #include "numbers.cuh"
-#include "ahead.cuh"
 
 constexpr int DEEP = 64, MULTIPLYING = 128, THREADS = MULTIPLYING + 64;
 constexpr int W_UNIT = ROWS * DEEP * 2, X_UNIT = TOKENS * DEEP * 2;  // bytes of 64 columns
@@ -34,7 +32,7 @@ __device__ __forceinline__ void multiply(float (&s)[HELD], u64 a, u64 b, int on)
 
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREADS, 1)
 product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16_t* __restrict__ bias, bf16_t* out,
-        int tokens, int rows, int blocks, const __grid_constant__ Ahead ahead) {
+        int tokens, int rows, int blocks) {
   extern __shared__ __align__(1024) char memory[];
   const unsigned xs = address(memory), ws = xs + X_STAGES * X_BYTES, mail = ws + W_STAGES * W_BYTES;
   const unsigned mailed = mail + MAIL, w_full = mailed + 8, w_empty = w_full + 8 * W_STAGES;
@@ -69,8 +67,6 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
           if (ACT == 1) fetch(to + W_UNIT / 2, &w, column, first + width, w_full + 8 * s, ONCE);
         }
       }
-    __syncwarp();
-    fetch_ahead(ahead, blockIdx.x * 32 + lane, gridDim.x * 32);
     return;
   }
   if (warp == MULTIPLYING / 32 + 1) {

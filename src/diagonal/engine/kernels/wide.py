@@ -29,7 +29,6 @@ LEAST, FEW = 9, 16  # tokens with fewer of which, or up to which with large matr
 STEP = 16  # tokens for which one kernel serves
 BLOCK = 64  # rows of W that the tensor cores of wider.cu take at a time
 FULL = 0.7  # of all blocks' rows, at least: the tensor cores take power for the others too, which large models lack
-AHEAD = 8 << 20  # bytes of the next product's weights: about what memory gives while one kernel ends and another begins
 WEIGHTS = 96 * 1024  # bytes of weights that should be under way at least
 WAITING = 768  # rows, in units of all: about 3 microseconds of reading, in which tokens arrive that are asked for
 
@@ -163,8 +162,7 @@ def run(x: Tensor, product: Product, found: Cut) -> Tensor:
     out = x.new_empty(*x.shape[:-1], width) if product.residual is None else product.residual
     x_MK = x.view(-1, depth)
     maps = (cuda.tensor_map(product.weight_NK, own, DEEP), cuda.tensor_map(x_MK, found.TOKENS, DEEP))
-    blocks = depth // (DEEP * found.SPAN * found.SPLIT)
-    given = (*maps, product.bias_N, out, len(x_MK), rows, blocks, *cuda.ahead([product.next_weight], AHEAD))
+    given = (*maps, product.bias_N, out, len(x_MK), rows, depth // (DEEP * found.SPAN * found.SPLIT))
     _kernel(found, x.device).launch((-(-width // own) * found.SPLIT, 1, 1), found.threads, found.shared, given)
     return out
 

@@ -15,7 +15,6 @@
 
 #include "hopper.cuh"
 #include "numbers.cuh"
-#include "ahead.cuh"
 
 constexpr int DEEP = 64, SIDE = 64, MULTIPLYING = GROUPS * 128, THREADS = MULTIPLYING + 64;
 constexpr int LINE = DEEP * 2, W_UNIT = ROWS * LINE, X_UNIT = TOKENS * LINE;  // bytes of 64 columns
@@ -33,7 +32,7 @@ __device__ __forceinline__ void multiply(float (&s)[HELD], u64 a, u64 b, int on)
 
 extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREADS, 1)
 product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16_t* __restrict__ bias, bf16_t* out,
-        int tokens, int rows, int blocks, const __grid_constant__ Ahead ahead) {
+        int tokens, int rows, int blocks) {
   extern __shared__ __align__(1024) char memory[];
   const unsigned ws = address(memory), xs = ws + W_STAGES * W_BYTES, mail = xs + X_STAGES * X_BYTES;
   const unsigned mailed = mail + MAIL, w_full = mailed + 8, w_empty = w_full + 8 * W_STAGES;
@@ -68,8 +67,6 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
           if (ACT == 1) fetch(to + OUTPUTS * LINE, &w, column, first + width, w_full + 8 * s, ONCE);
         }
       }
-    __syncwarp();
-    fetch_ahead(ahead, blockIdx.x * 32 + lane, gridDim.x * 32);
     return;
   }
   if (warp == MULTIPLYING / 32 + 1) {
