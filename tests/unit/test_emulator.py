@@ -112,7 +112,7 @@ MISTAKES = [
     ("wide", "(memory + (mail - xs) +", "(memory + (mail - xs) + 8192 +", "not in the shared memory"),
     ("wider", "row * LINE) + 2 * k", "row * LINE + 1024) + 2 * k", WRONG),
     ("wider", "place(xs + t * X_BYTES", "place(xs + 16384 + t * X_BYTES", "not all in the shared memory"),
-    ("narrow", "parts + buffer * WARPS", "parts + 16 * buffer * WARPS", "not in the shared memory"),
+    ("narrow", "parts + buffer * WARPS", "parts + 2 * buffer * WARPS", "not in the shared memory"),
     ("attention", "i * 16 * 128, KEYS * 128)", "i * 16 * 128)", WRONG),
     # Places in tensors.
     ("wide", "lane % 4 * 2;\n  pair_t before", "lane % 4;\n  pair_t before", r"line \d+: 0x\w+ is no multiple of 4"),

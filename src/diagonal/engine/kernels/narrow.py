@@ -29,9 +29,6 @@ OTHERS = 30  # registers of a thread for what is neither weights nor tokens, abo
 # Weights on their way to registers take room in the first-level cache: shared memory should be this part of what it can
 # be. Not so in large models, where others come between, and each change costs more than is gained.
 PERCENT = 25
-# Programs of small products would crowd on the multiprocessors that are free first. With more than half of what PERCENT
-# leaves, each has one to itself.
-LONE = 33 * 1024
 HEADS = 3  # the rows are heads of queries, keys and values
 
 
@@ -60,9 +57,8 @@ class Cut:
 
     @property
     def shared(self) -> int:
-        """Bytes for the sums of all warps, twice; or so many that there is one program on a multiprocessor."""
-        sums = 2 * self.WARPS * SIDE * self.HALVES * (SIDE * self.TILES + 4) * 4
-        return max(LONE, sums) if self.K <= SMALL else sums
+        """Bytes for the sums of all warps, twice."""
+        return 2 * self.WARPS * SIDE * self.HALVES * (SIDE * self.TILES + 4) * 4
 
 
 def cut(tokens: int, product: Product, processors: int) -> Cut | None:
