@@ -31,6 +31,9 @@ inline unsigned to_float16(float v) {
 }
 inline pair_t pack_halves(float lo, float hi) { return to_float16(lo) | to_float16(hi) << 16; }
 inline float power(float x) { return x < -126 ? 0 : exp2f(x); }
+inline pair_t times(pair_t a, pair_t b) {
+  return pack(half_of(a, 0) * half_of(b, 0), half_of(a, 1) * half_of(b, 1));
+}
 inline pair_t greater(pair_t a, pair_t b) {
   pair_t out = 0;
   for (int i = 0; i < 2; i++) out |= __float_as_uint(fmaxf(half_of(a, i), half_of(b, i))) >> 16 << 16 * i;

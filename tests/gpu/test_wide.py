@@ -18,7 +18,7 @@ from tests.products import check_product, random, random_product
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == cuda.HOPPER
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")]
 SHAPES = [(4096, 4096), (6144, 5120), (2048, 8192), (2304, 2304), (1026, 1024), (1008, 768), (9216, 64)]
-SHAPES += [(28672, 64), (16384, 128), (12288, 192)]
+SHAPES += [(28672, 64), (24576, 64), (16384, 128), (12288, 192)]
 KINDS = ["plain", "silu", "gelu", "bias", "residual", "biased residual", "biased silu", "biased gelu"]
 
 

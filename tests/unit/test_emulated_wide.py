@@ -38,7 +38,7 @@ class Case:
 
 
 WIDE = [
-    Case("plain", 9, 250, 1280, 8, stages=2),  # rows that are no whole tiles
+    Case("plain", 9, 200, 1280, 8, stages=2),  # rows that are no whole tiles
     Case("biased residual", 9, 112, 384, 3, stages=2),
     Case("silu", 31, 224, 640, 4, stages=2),
     Case("biased silu", 31, 96, 512, 4),
@@ -61,6 +61,11 @@ WIDER = [
     Case("biased residual", 88, 270, 384, 6, stages=2),
     Case("biased silu", 70, 256, 192, 2),  # tokens that are no multiple of 16
     Case("biased gelu", 100, 280, 320, 2),
+    Case("plain", 9, 250, 1280, 8, stages=2),  # few tokens, of which wide.cu would compute more
+    Case("biased residual", 9, 256, 1280, 8),
+    Case("silu", 24, 448, 192, 2),
+    Case("biased gelu", 40, 480, 256, 8),
+    Case("residual", 40, 128, 256, 4),
 ]
 
 

@@ -26,17 +26,20 @@ def test_programs_have_all_rows_and_all_columns_and_fit(rows: int, depth: int, a
     if found is None:  # few rows for each program, and much of x; or few programs
         assert rows < 8192
         return
-    assert tokens <= found.TOKENS <= wide.MANY and (found.file == "wider.cu") == (tokens > wide.TOKENS)
-    assert found.ROWS % (2 * wide.SIDE if found.SPLIT == 2 or act == "silu" else wide.SIDE) == 0
+    assert tokens <= found.TOKENS <= wide.MANY and (found.file == "wider.cu" or tokens <= wide.TOKENS)
+    shared = found.SPLIT == 2 and not found.BLOCKS
+    assert found.ROWS % (2 * wide.SIDE if shared or act == "silu" else wide.SIDE) == 0
     programs = -(-rows // found.ROWS) * found.SPLIT
     assert programs <= PROCESSORS and found.ROWS <= wide.ROWS
     assert depth % (wide.DEEP * found.SPAN * found.SPLIT) == 0
     assert found.X_STAGES >= 1 and found.W_STAGES >= 1 and found.shared <= cuda.SHARED
-    # The tensor cores read 64 tokens, whatever their number: what lies behind the last must be there.
-    assert found.W_STAGES * found.ROWS * found.unit >= 2 * wide.DEEP * wide.TOKENS
+    # The tensor cores read 64 tokens, or 64 rows, whatever their number: what lies behind the last must be there.
+    behind = (found.X_STAGES * found.TOKENS if found.BLOCKS else found.W_STAGES * found.ROWS) * found.unit
+    assert behind >= 2 * wide.DEEP * wide.TOKENS
     sums = found.TOKENS if found.BLOCKS else found.ROWS
     assert found.constants["SUM_0"] == f'"%{sums // 2}"'
-    assert not found.BLOCKS or (programs >= 0.95 * PROCESSORS and found.ROWS <= 64 * found.GROUPS * found.BLOCKS)
+    assert tokens <= wide.TOKENS or programs >= 0.95 * PROCESSORS
+    assert not found.BLOCKS or found.ROWS <= 64 * found.GROUPS * found.BLOCKS
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,14 @@ def test_programs_have_all_rows_and_all_columns_and_fit(rows: int, depth: int, a
 @pytest.mark.parametrize("tokens", range(16, 129, 8))
 def test_all_products_of_the_smaller_cosmos_are_made_by_it(rows: int, depth: int, act: Any, tokens: int) -> None:
     assert wide.cut(tokens, asked(rows, depth, act), PROCESSORS) is not None
+
+
+def test_few_tokens_are_columns_where_that_is_less_to_compute() -> None:
+    for rows, wanted in ((4096, {16: True, 48: True, 64: False}), (5120, {16: True, 32: True, 48: False})):
+        for tokens, columns in wanted.items():
+            found = wide.cut(tokens, asked(rows, 4096), PROCESSORS)
+            assert found is not None and (found.file == "wider.cu") == columns
+            assert found.ROWS * tokens <= found.computed <= 64 * (found.ROWS + 15)
 
 
 def test_few_rows_are_shared_by_two_programs() -> None:

@@ -31,8 +31,9 @@ from diagonal.engine.sampler import Sampler
 from diagonal.grid import IntArray
 from diagonal.plan import NEVER, NONE, Plan
 
-# Widths that steps are padded to. Weights are streamed once whatever the width, so a few more rows cost little.
-WIDTHS: tuple[int, ...] = (1, 2, 4, *range(8, 129, 8))
+# Widths that steps are padded to. Weights are streamed once whatever the width, so a few more rows cost little; where
+# there are few they cost more, as every multiprocessor reads all of them.
+WIDTHS: tuple[int, ...] = (1, *range(2, 17, 2), *range(24, 129, 8))
 
 # Attention of a step's queries to the cache: kernels.attention.attend, or its twin in plain torch.
 Attend = Callable[[Tensor, Tensor, Tensor, Visibility], Tensor]

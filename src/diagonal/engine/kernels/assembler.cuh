@@ -26,6 +26,12 @@ __device__ __forceinline__ float power(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(x));
   return out;
 }
+// The products of two pairs.
+__device__ __forceinline__ pair_t times(pair_t a, pair_t b) {
+  pair_t out;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  return out;
+}
 // The greater ones of two pairs; of a number and what is none, the number.
 __device__ __forceinline__ pair_t greater(pair_t a, pair_t b) {
   pair_t out;

@@ -8,8 +8,9 @@
 //     are fragments of the tensor cores (m16n8k16), read straight from memory into registers: the order of columns within a
 //     product is free, so a lane takes eight neighbours at a time.
 //   - Weights of the first tile are asked for before the kernel waits for the one before it (programmatic dependent
-//     launch), those of the next tile before the sums of this one are made.
-//   - The norm is computed by every program for itself.
+//     launch), those of the next tile as soon as those of this one are multiplied.
+//   - The norm is computed by every program for itself. That of RMS is one number for each token: its sums are multiplied with
+//     it, so that nothing waits for it.
 //
 // Set when it is compiled: K, which is 32 * WARPS * DEPTH; WARPS; TILES; HALVES, of 8 tokens each; NORM (0, 1: RMS, 2: layer)
 // with GAIN and SHIFT; BIAS; ADD; and ACT:
@@ -25,11 +26,12 @@ constexpr int THREADS = 32 * WARPS, SPAN = K / WARPS, DEPTH = SPAN / 32, TOKENS 
 constexpr bool PAIRED = ACT == 1 || ACT == 3;  // an output is made of two rows: one of a tile's first half, one of the other
 constexpr int WIDE = 8 * TILES, PAIR = WIDE / 2, COLUMNS = ACT == 1 ? PAIR : WIDE, LINE = WIDE + 4;
 constexpr int OUTPUTS = TOKENS * COLUMNS, A_HEAD = ACT == 3 ? HEAD / WIDE : 1;  // tiles of it
+constexpr bool ROLLING = DEPTH <= 4;  // weights are asked for one by one: takes registers
 constexpr int SHARES = THREADS >= 2 * OUTPUTS ? 2 : 1;  // threads that add up one output
 static_assert(DEPTH * 32 * WARPS == K && WARPS % SHARES == 0 && OUTPUTS <= THREADS, "");
 static_assert(ACT != 3 || (A_HEAD * WIDE == HEAD && !ADD), "");
 
-#if NORM
+#if NORM == 2
 // The sum of each token's row: of a lane's numbers, then of lanes, then of warps.
 __device__ __forceinline__ void sum_rows(float (&sums)[HALVES], float (*shared)[TOKENS], int warp, int lane) {
 #pragma unroll
@@ -61,20 +63,28 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = warp * SPAN + lane % 4 * 8;
 
   uint4 weight[TILES][DEPTH];
-  auto ask = [&](int tile) {
-#pragma unroll
-    for (int n = 0; n < TILES; n++) {
-      int row = tile * COLUMNS + n * 8 + lane / 4;
-      if (PAIRED) {
-        const int own = n * 8 + lane / 4, first = ACT == 1 ? tile * PAIR : tile / A_HEAD * HEAD + tile % A_HEAD * PAIR;
-        row = first + (own < PAIR ? own : own - PAIR + (ACT == 1 ? rows / 2 : HEAD / 2));
-      }
-      const bf16_t* from = w + (size_t)min(row, rows - 1) * K + column;
-#pragma unroll
-      for (int i = 0; i < DEPTH; i++) weight[n][i] = read_once(from + 32 * i);
+  auto ask = [&](int tile, int n, int i) {
+    int row = tile * COLUMNS + n * 8 + lane / 4;
+    if (PAIRED) {
+      const int own = n * 8 + lane / 4, first = ACT == 1 ? tile * PAIR : tile / A_HEAD * HEAD + tile % A_HEAD * PAIR;
+      row = first + (own < PAIR ? own : own - PAIR + (ACT == 1 ? rows / 2 : HEAD / 2));
     }
+    weight[n][i] = read_once(w + (size_t)min(row, rows - 1) * K + column + 32 * i);
   };
-  ask(blockIdx.x);
+  auto ask_all = [&](int tile) {
+#pragma unroll
+    for (int i = 0; i < DEPTH; i++)
+#pragma unroll
+      for (int n = 0; n < TILES; n++) ask(tile, n, i);
+  };
+  ask_all(blockIdx.x);
+#if NORM == 1
+  constexpr bool SOON = DEPTH <= 4;  // for more there are no registers while weights and tokens come
+  uint4 gains[DEPTH];
+#pragma unroll
+  for (int i = 0; i < DEPTH; i++)
+    if (SOON) gains[i] = *(const uint4*)(gain + column + 32 * i);
+#endif
   await_kernel_before();
 
   const bf16_t* from[HALVES];  // tokens beyond the last are read as the last, and nobody looks at their outputs
@@ -82,13 +92,11 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
   for (int h = 0; h < HALVES; h++) from[h] = x + (size_t)min(h * 8 + lane / 4, tokens - 1) * K + column;
 
 #if NORM
-  __shared__ float sums[NORM][WARPS][TOKENS];
   uint4 normed[DEPTH][HALVES];
 #pragma unroll
   for (int i = 0; i < DEPTH; i++)
 #pragma unroll
     for (int h = 0; h < HALVES; h++) normed[i][h] = read_written(from[h] + 32 * i);
-  float mean[HALVES] = {}, scale[HALVES] = {};
   auto each = [&](auto change) {
 #pragma unroll
     for (int i = 0; i < DEPTH; i++)
@@ -101,12 +109,21 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
           change(i, h, e, v);
         }
   };
-#if NORM == 2
+#endif
+#if NORM == 1
+  __shared__ float squares_of[WARPS][TOKENS];
+  float squares[HALVES] = {}, scale = 0.f;
+  each([&](int i, int h, int e, pair_t& v) {
+    squares[h] += low(v) * low(v) + high(v) * high(v);
+    v = times(v, SOON ? ((const pair_t*)&gains[i])[e] : *(const pair_t*)(gain + column + 32 * i + 2 * e));
+  });
+#elif NORM == 2
+  __shared__ float sums[2][WARPS][TOKENS];
+  float mean[HALVES] = {}, scale[HALVES] = {};
   each([&](int i, int h, int e, pair_t& v) { mean[h] += low(v) + high(v); });
   sum_rows(mean, sums[1], warp, lane);
 #pragma unroll
   for (int h = 0; h < HALVES; h++) mean[h] /= K;
-#endif
   each([&](int i, int h, int e, pair_t& v) {
     const float lo = low(v) - mean[h], hi = high(v) - mean[h];
     scale[h] += lo * lo + hi * hi;
@@ -116,7 +133,6 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
   for (int h = 0; h < HALVES; h++) scale[h] = rsqrtf(scale[h] / K + eps);
   each([&](int i, int h, int e, pair_t& v) {
     float lo = (low(v) - mean[h]) * scale[h], hi = (high(v) - mean[h]) * scale[h];
-    if (NORM == 1) lo = rounded(lo), hi = rounded(hi);  // as LLaMA does, before the gain
     const int at = column + 32 * i + 2 * e;
     if (GAIN) { const pair_t by = *(const pair_t*)(gain + at); lo *= low(by), hi *= high(by); }
     if (SHIFT) { const pair_t by = *(const pair_t*)(shift + at); lo += low(by), hi += high(by); }
@@ -152,6 +168,7 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
 #endif
 
     float sum[TILES][PAIRS][4] = {};
+    const bool more = tile + gridDim.x < tiles;
 #pragma unroll
     for (int i = 0; i < DEPTH; i++) {
       uint4 read[2 * PAIRS] = {};
@@ -162,15 +179,17 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
       for (int h = 0; h < HALVES; h++) read[h] = read_written(from[h] + 32 * i);
 #endif
 #pragma unroll
-      for (int n = 0; n < TILES; n++)
+      for (int n = 0; n < TILES; n++) {
 #pragma unroll
         for (int p = 0; p < PAIRS; p++) {
           const uint4 a = read[2 * p], b = read[2 * p + 1], c = weight[n][i];
           mma(sum[n][p], a.x, b.x, a.y, b.y, c.x, c.y);
           mma(sum[n][p], a.z, b.z, a.w, b.w, c.z, c.w);
         }
+        if (ROLLING && more) ask(tile + gridDim.x, n, i);  // memory is never idle
+      }
     }
-    if (tile + gridDim.x < tiles) ask(tile + gridDim.x);
+    if (!ROLLING && more) ask_all(tile + gridDim.x);
 
     float(*sums_of)[TOKENS][LINE] = (float(*)[TOKENS][LINE])(parts + buffer * WARPS * TOKENS * LINE);
 #pragma unroll
@@ -179,8 +198,24 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
       for (int h = 0; h < HALVES; h++)
         *(float2*)&sums_of[warp][h * 8 + lane / 4][n * 8 + lane % 4 * 2] =
             make_float2(sum[n][h / 2][h % 2 * 2], sum[n][h / 2][h % 2 * 2 + 1]);
+#if NORM == 1
+    if (tile == blockIdx.x)
+#pragma unroll
+      for (int h = 0; h < HALVES; h++) {
+        squares[h] += __shfl_xor_sync(0xffffffffu, squares[h], 1);
+        squares[h] += __shfl_xor_sync(0xffffffffu, squares[h], 2);
+        if (lane % 4 == 0) squares_of[warp][h * 8 + lane / 4] = squares[h];
+      }
+#endif
     __syncthreads();  // once a tile: the next one has the other buffer
     if (output >= OUTPUTS) continue;
+#if NORM == 1
+    if (tile == blockIdx.x) {
+#pragma unroll
+      for (int k = 0; k < WARPS; k++) scale += squares_of[k][token];
+      scale = rsqrtf(scale / K + eps);
+    }
+#endif
     float total = 0.f, up = 0.f;
 #pragma unroll
     for (int k = 0; k < WARPS / SHARES; k++) {
@@ -192,6 +227,9 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
       total += __shfl_xor_sync(0xffffffffu, total, 1);
       if (PAIRED) up += __shfl_xor_sync(0xffffffffu, up, 1);
     }
+#if NORM == 1
+    total *= scale, up *= scale;
+#endif
 #if ACT == 1
     total = silu_times(total + add, up + add_up);
 #elif ACT == 2

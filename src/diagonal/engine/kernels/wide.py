@@ -1,5 +1,6 @@
 """Products of many tokens, or of great depth, each one kernel with its activation and its residual: wide.cu for as many
-tokens as the tensor cores' product has rows, wider.cu for more.
+tokens as the tensor cores' product has rows; wider.cu, where tokens are its columns, for more, and for fewer where that
+is less to compute: numbers that are not there take power.
 
 Reading the weights is still what takes the time. Such a kernel asks for them while the small ones before it run, every
 multiprocessor reads about the same share, and nothing is left to be added up by a kernel after it.
@@ -28,7 +29,7 @@ MANY = 128  # tokens of wider.cu, at most
 LEAST, FEW = 9, 16  # tokens with fewer of which, or up to which with large matrices, others are faster
 STEP = 16  # tokens for which one kernel serves
 BLOCK = 64  # rows of W that the tensor cores of wider.cu take at a time
-FULL = 0.7  # of all blocks' rows, at least: the tensor cores take power for the others too, which large models lack
+FULL = 0.7  # of what wider.cu computes of many tokens, at least: beside it there is cuBLAS, which wastes less
 WEIGHTS = 96 * 1024  # bytes of weights that should be under way at least
 WAITING = 768  # rows, in units of all: about 3 microseconds of reading, in which tokens arrive that are asked for
 
@@ -67,9 +68,13 @@ class Cut:
     def shared(self) -> int:
         """Bytes of all blocks, of sums that two programs exchange, and of barriers."""
         blocks = self.unit * (self.X_STAGES * self.TOKENS + self.W_STAGES * self.ROWS)
-        sums = self.TOKENS * BLOCK * self.GROUPS * self.BLOCKS if self.BLOCKS else TOKENS * self.ROWS
-        mail = 2 * sums if self.SPLIT == 2 else 0  # half of them, of four bytes
+        mail = 2 * self.computed if self.SPLIT == 2 else 0  # half of them, of four bytes
         return blocks + mail + 16 * (self.X_STAGES + self.W_STAGES) + 8
+
+    @property
+    def computed(self) -> int:
+        """Rows times tokens of a program, those that are not there included."""
+        return BLOCK * self.GROUPS * self.BLOCKS * self.TOKENS if self.BLOCKS else self.ROWS * TOKENS
 
     @property
     def constants(self) -> dict[str, int | str]:
@@ -92,14 +97,25 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
         ACT=cuda.ACTIVATIONS[product.act],
         ADD=product.residual is not None,
     )
-    few = tokens <= TOKENS
-    for some in _shares(found, rows, processors) if few else _blocks(found, tokens, rows, processors):
+    columns = _sized(_blocks(found, tokens, rows, processors), depth)
+    if tokens > TOKENS:
+        full = columns is not None and FULL * columns.computed <= columns.ROWS * columns.TOKENS
+        return columns if full else None
+    both = [one for one in (_sized(_shares(found, rows, processors), depth), columns) if one is not None]
+    return min(both, key=lambda one: one.computed * -(-rows // one.ROWS), default=None)
+
+
+def _sized(shares: Iterator[Cut], depth: int) -> Cut | None:
+    """The first whose programs have whole units of the depth, with blocks that fit into shared memory."""
+    for some in shares:
         if depth % (DEEP * some.SPLIT) == 0:
             own = 2 * some.ROWS * depth // some.SPLIT  # bytes of a program's weights
-            # The tensor cores read as many tokens as there may be, and beyond the last one what lies there.
+            # Behind the last token of wide.cu, or the last row of wider.cu, the tensor cores read what lies there.
             needed = max(min(own, WEIGHTS), 2 * DEEP * TOKENS)
+            behind = 2 * DEEP * BLOCK if some.BLOCKS else 0
             forms = _forms(some, depth // (DEEP * some.SPLIT))
-            return next((form for form in forms if form.W_STAGES * form.ROWS * form.unit >= needed), None)
+            enough = (form for form in forms if form.W_STAGES * form.ROWS * form.unit >= needed)
+            return next((form for form in enough if form.X_STAGES * form.TOKENS * form.unit >= behind), None)
     return None
 
 
@@ -123,7 +139,7 @@ def _blocks(found: Cut, tokens: int, rows: int, processors: int) -> Iterator[Cut
         own = -(-outputs // (SIDE * (processors // split))) * SIDE
         forms = ((1, 1), (2, 1)) if silu else ((1, 1), (1, 2), (2, 2))  # groups, and blocks that each finishes
         fits = next((form for form in forms if BLOCK <= own <= BLOCK * form[0] * form[1]), None)
-        if fits is not None and own >= FULL * BLOCK * fits[0] * fits[1]:
+        if fits is not None:
             groups, blocks = fits
             halves = 2 if silu else 1
             some = replace(found, ROWS=own * halves, SPLIT=split, GROUPS=groups, BLOCKS=blocks * halves)
