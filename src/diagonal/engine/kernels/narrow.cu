@@ -9,8 +9,9 @@
 //     product is free, so a lane takes eight neighbours at a time.
 //   - Weights of the first tile are asked for before the kernel waits for the one before it (programmatic dependent
 //     launch), those of the next tile as soon as those of this one are multiplied.
-//   - The norm is computed by every program for itself. That of RMS is one number for each token: its sums are multiplied with
-//     it, so that nothing waits for it.
+//   - Every program computes the norm for itself, and nothing waits for it: tokens are multiplied with the gain alone, and
+//     sums with what their token's numbers come to. For a layer norm the gain and the shift are two more rows beside tokens:
+//     norm(x) W^T = scale (x gain W^T - mean gain W^T) + shift W^T.
 //
 // Set when it is compiled: K, which is 32 * WARPS * DEPTH; WARPS; TILES; HALVES, of 8 tokens each; NORM (0, 1: RMS, 2: layer)
 // with GAIN and SHIFT; BIAS; ADD; and ACT:
@@ -22,41 +23,23 @@
 
 #include "numbers.cuh"
 
-constexpr int THREADS = 32 * WARPS, SPAN = K / WARPS, DEPTH = SPAN / 32, TOKENS = 8 * HALVES, PAIRS = (HALVES + 1) / 2;
+constexpr int THREADS = 32 * WARPS, SPAN = K / WARPS, DEPTH = SPAN / 32, TOKENS = 8 * HALVES;
 constexpr bool PAIRED = ACT == 1 || ACT == 3;  // an output is made of two rows: one of a tile's first half, one of the other
 constexpr int WIDE = 8 * TILES, PAIR = WIDE / 2, COLUMNS = ACT == 1 ? PAIR : WIDE, LINE = WIDE + 4;
 constexpr int OUTPUTS = TOKENS * COLUMNS, A_HEAD = ACT == 3 ? HEAD / WIDE : 1;  // tiles of it
+constexpr int FREE = HALVES == 1 ? 8 : 14;  // the row of a layer norm's gain, after which comes that of its shift
+constexpr int HELD = NORM == 2 ? 2 : HALVES, LINES = NORM == 2 && HALVES == 1 ? TOKENS + 2 : TOKENS;
 constexpr bool ROLLING = DEPTH <= 4;  // weights are asked for one by one: takes registers
 constexpr int SHARES = THREADS >= 2 * OUTPUTS ? 2 : 1;  // threads that add up one output
 static_assert(DEPTH * 32 * WARPS == K && WARPS % SHARES == 0 && OUTPUTS <= THREADS, "");
 static_assert(ACT != 3 || (A_HEAD * WIDE == HEAD && !ADD), "");
-
-#if NORM == 2
-// The sum of each token's row: of a lane's numbers, then of lanes, then of warps.
-__device__ __forceinline__ void sum_rows(float (&sums)[HALVES], float (*shared)[TOKENS], int warp, int lane) {
-#pragma unroll
-  for (int h = 0; h < HALVES; h++) {
-    float sum = sums[h];
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    if (lane % 4 == 0) shared[warp][h * 8 + lane / 4] = sum;
-  }
-  __syncthreads();
-#pragma unroll
-  for (int h = 0; h < HALVES; h++) {
-    sums[h] = 0.f;
-#pragma unroll
-    for (int other = 0; other < WARPS; other++) sums[h] += shared[other][h * 8 + lane / 4];
-  }
-}
-#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict__ gain, const bf16_t* __restrict__ shift,
         const bf16_t* __restrict__ bias, bf16_t* out, int tokens, int rows, int tiles, float eps, const float* cosines,
         const float* sines, const long long* slots, bf16_t* keys, bf16_t* values, int inputs, int length, int heads,
         int kv_heads) {
-  extern __shared__ float parts[];  // [2][WARPS][TOKENS][LINE]
+  extern __shared__ float parts[];  // [2][WARPS][LINES][LINE]
   // The next kernel may begin as soon as it finds room. Not so attention, which comes after heads, if it has many small
   // programs: they would crowd on the processors that are free first.
   if (ACT != 3 || CALL) call_next();
@@ -78,12 +61,17 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
       for (int n = 0; n < TILES; n++) ask(tile, n, i);
   };
   ask_all(blockIdx.x);
-#if NORM == 1
-  constexpr bool SOON = DEPTH <= 4;  // for more there are no registers while weights and tokens come
-  uint4 gains[DEPTH];
+#if NORM
+  constexpr bool SOON = 4 * DEPTH * (TILES + HELD + 1) + 30 <= 65536 / THREADS;  // or there are no registers for the gain yet
+  const int extra = NORM == 2 ? 8 + lane / 4 - FREE : -1;  // 0: the row of the gain, 1: of the shift
+  uint4 gains[DEPTH], held[DEPTH][HELD] = {};
 #pragma unroll
-  for (int i = 0; i < DEPTH; i++)
-    if (SOON) gains[i] = *(const uint4*)(gain + column + 32 * i);
+  for (int i = 0; i < DEPTH; i++) {
+    const int at = column + 32 * i;
+    if (GAIN && SOON) gains[i] = *(const uint4*)(gain + at);
+    if (extra == 0) held[i][HELD - 1] = GAIN ? *(const uint4*)(gain + at) : make_uint4(ONES, ONES, ONES, ONES);
+    if (SHIFT && extra == 1) held[i][HELD - 1] = *(const uint4*)(shift + at);
+  }
 #endif
   await_kernel_before();
 
@@ -92,52 +80,26 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
   for (int h = 0; h < HALVES; h++) from[h] = x + (size_t)min(h * 8 + lane / 4, tokens - 1) * K + column;
 
 #if NORM
-  uint4 normed[DEPTH][HALVES];
+  __shared__ float squares_of[WARPS][TOKENS], means_of[NORM == 2 ? WARPS : 1][TOKENS];
+  float squares[HALVES] = {}, means[HALVES] = {}, scale = 0.f, mean = 0.f;
 #pragma unroll
   for (int i = 0; i < DEPTH; i++)
 #pragma unroll
-    for (int h = 0; h < HALVES; h++) normed[i][h] = read_written(from[h] + 32 * i);
-  auto each = [&](auto change) {
+    for (int h = 0; h < HALVES; h++)
+      if (h == 0 || extra < 0) held[i][h] = read_written(from[h] + 32 * i);
 #pragma unroll
-    for (int i = 0; i < DEPTH; i++)
+  for (int i = 0; i < DEPTH; i++)
 #pragma unroll
-      for (int h = 0; h < HALVES; h++)
+    for (int h = 0; h < HALVES; h++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-          pair_t& v = ((pair_t*)&normed[i][h])[e];
-          forget(v);  // or the compiler would keep what it unpacked, in twice the registers
-          change(i, h, e, v);
-        }
-  };
-#endif
-#if NORM == 1
-  __shared__ float squares_of[WARPS][TOKENS];
-  float squares[HALVES] = {}, scale = 0.f;
-  each([&](int i, int h, int e, pair_t& v) {
-    squares[h] += low(v) * low(v) + high(v) * high(v);
-    v = times(v, SOON ? ((const pair_t*)&gains[i])[e] : *(const pair_t*)(gain + column + 32 * i + 2 * e));
-  });
-#elif NORM == 2
-  __shared__ float sums[2][WARPS][TOKENS];
-  float mean[HALVES] = {}, scale[HALVES] = {};
-  each([&](int i, int h, int e, pair_t& v) { mean[h] += low(v) + high(v); });
-  sum_rows(mean, sums[1], warp, lane);
-#pragma unroll
-  for (int h = 0; h < HALVES; h++) mean[h] /= K;
-  each([&](int i, int h, int e, pair_t& v) {
-    const float lo = low(v) - mean[h], hi = high(v) - mean[h];
-    scale[h] += lo * lo + hi * hi;
-  });
-  sum_rows(scale, sums[0], warp, lane);
-#pragma unroll
-  for (int h = 0; h < HALVES; h++) scale[h] = rsqrtf(scale[h] / K + eps);
-  each([&](int i, int h, int e, pair_t& v) {
-    float lo = (low(v) - mean[h]) * scale[h], hi = (high(v) - mean[h]) * scale[h];
-    const int at = column + 32 * i + 2 * e;
-    if (GAIN) { const pair_t by = *(const pair_t*)(gain + at); lo *= low(by), hi *= high(by); }
-    if (SHIFT) { const pair_t by = *(const pair_t*)(shift + at); lo += low(by), hi += high(by); }
-    v = pack(lo, hi);
-  });
+      for (int e = 0; e < 4; e++) {
+        pair_t& v = ((pair_t*)&held[i][h])[e];
+        forget(v);  // or the compiler would keep what it unpacked, in twice the registers
+        squares[h] += low(v) * low(v) + high(v) * high(v);
+        if (NORM == 2) means[h] += low(v) + high(v);
+        const pair_t by = !GAIN ? 0 : SOON ? ((const pair_t*)&gains[i])[e] : *(const pair_t*)(gain + column + 32 * i + 2 * e);
+        if (GAIN && (h == 0 || extra < 0)) v = times(v, by);
+      }
 #endif
 
   const int output = threadIdx.x / SHARES, share = threadIdx.x % SHARES, token = output / COLUMNS;
@@ -167,68 +129,79 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
     }
 #endif
 
-    float sum[TILES][PAIRS][4] = {};
+    float sum[TILES][4] = {};
     const bool more = tile + gridDim.x < tiles;
 #pragma unroll
     for (int i = 0; i < DEPTH; i++) {
-      uint4 read[2 * PAIRS] = {};
+      uint4 read[2] = {};
 #pragma unroll
 #if NORM
-      for (int h = 0; h < HALVES; h++) read[h] = normed[i][h];
+      for (int h = 0; h < HELD; h++) read[h] = held[i][h];
 #else
       for (int h = 0; h < HALVES; h++) read[h] = read_written(from[h] + 32 * i);
 #endif
 #pragma unroll
       for (int n = 0; n < TILES; n++) {
-#pragma unroll
-        for (int p = 0; p < PAIRS; p++) {
-          const uint4 a = read[2 * p], b = read[2 * p + 1], c = weight[n][i];
-          mma(sum[n][p], a.x, b.x, a.y, b.y, c.x, c.y);
-          mma(sum[n][p], a.z, b.z, a.w, b.w, c.z, c.w);
-        }
+        const uint4 a = read[0], b = read[1], c = weight[n][i];
+        mma(sum[n], a.x, b.x, a.y, b.y, c.x, c.y);
+        mma(sum[n], a.z, b.z, a.w, b.w, c.z, c.w);
         if (ROLLING && more) ask(tile + gridDim.x, n, i);  // memory is never idle
       }
     }
     if (!ROLLING && more) ask_all(tile + gridDim.x);
 
-    float(*sums_of)[TOKENS][LINE] = (float(*)[TOKENS][LINE])(parts + buffer * WARPS * TOKENS * LINE);
+    float(*sums_of)[LINES][LINE] = (float(*)[LINES][LINE])(parts + buffer * WARPS * LINES * LINE);
 #pragma unroll
     for (int n = 0; n < TILES; n++)
 #pragma unroll
-      for (int h = 0; h < HALVES; h++)
-        *(float2*)&sums_of[warp][h * 8 + lane / 4][n * 8 + lane % 4 * 2] =
-            make_float2(sum[n][h / 2][h % 2 * 2], sum[n][h / 2][h % 2 * 2 + 1]);
-#if NORM == 1
+      for (int h = 0; h < HELD; h++)
+        if (h * 8 + lane / 4 < LINES)
+          *(float2*)&sums_of[warp][h * 8 + lane / 4][n * 8 + lane % 4 * 2] = make_float2(sum[n][h * 2], sum[n][h * 2 + 1]);
+#if NORM
+    auto of_lanes = [&](float& sum, float* shared) {
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      if (lane % 4 == 0) *shared = sum;
+    };
     if (tile == blockIdx.x)
 #pragma unroll
       for (int h = 0; h < HALVES; h++) {
-        squares[h] += __shfl_xor_sync(0xffffffffu, squares[h], 1);
-        squares[h] += __shfl_xor_sync(0xffffffffu, squares[h], 2);
-        if (lane % 4 == 0) squares_of[warp][h * 8 + lane / 4] = squares[h];
+        of_lanes(squares[h], &squares_of[warp][h * 8 + lane / 4]);
+        if (NORM == 2) of_lanes(means[h], &means_of[warp][h * 8 + lane / 4]);
       }
 #endif
     __syncthreads();  // once a tile: the next one has the other buffer
     if (output >= OUTPUTS) continue;
-#if NORM == 1
+#if NORM
     if (tile == blockIdx.x) {
 #pragma unroll
-      for (int k = 0; k < WARPS; k++) scale += squares_of[k][token];
-      scale = rsqrtf(scale / K + eps);
+      for (int k = 0; k < WARPS; k++) scale += squares_of[k][token], mean += NORM == 2 ? means_of[k][token] : 0.f;
+      mean /= K;
+      scale = rsqrtf((NORM == 1 ? scale / K : fmaxf(scale / K - mean * mean, 0.f)) + eps);
     }
 #endif
-    float total = 0.f, up = 0.f;
+    auto add_warps = [&](int row, float& total, float& up) {
 #pragma unroll
-    for (int k = 0; k < WARPS / SHARES; k++) {
-      const float* from_warp = sums_of[share * (WARPS / SHARES) + k][token] + first;
-      total += from_warp[0];
-      if (PAIRED) up += from_warp[PAIR];
-    }
-    if (SHARES == 2) {
-      total += __shfl_xor_sync(0xffffffffu, total, 1);
-      if (PAIRED) up += __shfl_xor_sync(0xffffffffu, up, 1);
-    }
-#if NORM == 1
+      for (int k = 0; k < WARPS / SHARES; k++) {
+        const float* from_warp = sums_of[share * (WARPS / SHARES) + k][row] + first;
+        total += from_warp[0];
+        if (PAIRED) up += from_warp[PAIR];
+      }
+      if (SHARES == 2) {
+        total += __shfl_xor_sync(0xffffffffu, total, 1);
+        if (PAIRED) up += __shfl_xor_sync(0xffffffffu, up, 1);
+      }
+    };
+    float total = 0.f, up = 0.f;
+    add_warps(token, total, up);
+#if NORM
     total *= scale, up *= scale;
+#endif
+#if NORM == 2
+    float gained = 0.f, gained_up = 0.f, shifted = 0.f, shifted_up = 0.f;
+    add_warps(FREE, gained, gained_up);
+    if (SHIFT) add_warps(FREE + 1, shifted, shifted_up);
+    total += shifted - scale * mean * gained, up += shifted_up - scale * mean * gained_up;
 #endif
 #if ACT == 1
     total = silu_times(total + add, up + add_up);

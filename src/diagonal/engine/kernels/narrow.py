@@ -30,6 +30,8 @@ OTHERS = 30  # registers of a thread for what is neither weights nor tokens, abo
 # be. Not so in large models, where others come between, and each change costs more than is gained.
 PERCENT = 25
 HEADS = 3  # the rows are heads of queries, keys and values
+RMS, LAYER = 1, 2  # norms
+OWN = 2  # rows of a layer norm's own beside those of tokens: the tensor cores take 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ class Cut:
     @property
     def shared(self) -> int:
         """Bytes for the sums of all warps, twice."""
-        return 2 * self.WARPS * SIDE * self.HALVES * (SIDE * self.TILES + 4) * 4
+        lines = SIDE * self.HALVES + (OWN if self.NORM == LAYER and self.HALVES == 1 else 0)
+        return 2 * self.WARPS * lines * (SIDE * self.TILES + 4) * 4
 
 
 def cut(tokens: int, product: Product, processors: int) -> Cut | None:
@@ -81,18 +84,20 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
         WARPS=warps,
         TILES=min((1, 2), key=work),
         HALVES=halves,
-        NORM=0 if norm is None else 2 if norm.centred else 1,
+        NORM=0 if norm is None else LAYER if norm.centred else RMS,
         GAIN=norm is not None and norm.weight is not None,
         SHIFT=norm is not None and norm.bias is not None,
         BIAS=product.bias_N is not None,
         ACT=cuda.ACTIVATIONS[product.act],
         ADD=product.residual is not None,
     )
-    held = rounds * (found.TILES + (1 if norm is None else halves))  # of weights and tokens, 16 bytes each
+    own = halves if found.NORM == RMS else 2 if found.NORM == LAYER else 1
+    held = rounds * (found.TILES + own)  # of weights and tokens, 16 bytes each
     outputs = SIDE * halves * found.columns  # one for each thread, or for two
     full = rounds > ROUNDS or 4 * held + OTHERS > REGISTERS // (32 * warps)
     odd = warps % 2 or (product.act == "silu" and rows % (2 * SIDE))
-    return None if full or odd or outputs > 32 * warps else found
+    crowded = found.NORM == LAYER and tokens + OWN > TOKENS
+    return None if full or odd or crowded or outputs > 32 * warps else found
 
 
 def fitting(x: Tensor, product: Product) -> Cut | None:

@@ -2,6 +2,7 @@
 
 #include "assembler.cuh"
 
+constexpr pair_t ONES = 0x3f803f80u;  // two of 1
 __device__ __forceinline__ float low(pair_t v) { return __uint_as_float(v << 16); }
 __device__ __forceinline__ float high(pair_t v) { return __uint_as_float(v & 0xffff0000u); }
 __device__ __forceinline__ float rounded(float v) { return low(pack(v, 0.f)); }
