@@ -5,7 +5,7 @@
 
 A variant sets numbers of modules of the package; several stand in one text with spaces between. The first of all is the
 code as it is. Every variant has steps captured for itself, and all share the model (random weights, bfloat16, batch 1)
-and compiled kernels: what a kernel in CUDA C++ is compiled with must be a field of its `Cut`, or one is launched as another.
+and compiled kernels: what one in CUDA C++ is compiled with must be a field of its `Cut`, or it is launched as another.
 Times are those of `diagonal bench`, whose definition goes with the result.
 """
 
