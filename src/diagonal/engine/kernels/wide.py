@@ -29,7 +29,7 @@ MANY = 128  # tokens of wider.cu, at most
 LEAST, FEW = 9, 16  # tokens with fewer of which, or up to which with large matrices, others are faster
 STEP = 16  # tokens for which one kernel serves
 BLOCK = 64  # rows of W that the tensor cores of wider.cu take at a time
-FULL = 0.7  # of what wider.cu computes of many tokens, at least: beside it there is cuBLAS, which wastes less
+FULL = 0.7  # of what wider.cu computes of many tokens, at least: with less it is no faster than cuBLAS
 WEIGHTS = 96 * 1024  # bytes of weights that should be under way at least
 WAITING = 768  # rows, in units of all: about 3 microseconds of reading, in which tokens arrive that are asked for
 
