@@ -51,6 +51,15 @@ def make_narrow(machine: Machine) -> None:
     check_product(narrow.run(x, product, found), x, product)
 
 
+def make_layer(machine: Machine) -> None:
+    """A norm that takes a mean away, and has a gain and a shift."""
+    torch.manual_seed(0)
+    product, x = random_product("affine", 8, 203, 256, "cpu"), random(8, 256, device="cpu") + 1
+    found = narrow.cut(8, product, machine.processors)
+    assert found is not None and found.NORM == narrow.LAYER
+    check_product(narrow.run(x, product, found), x, product)
+
+
 def make_attention(machine: Machine) -> None:
     """All that is written is seen by all; the first blocks were written long ago."""
     torch.manual_seed(0)
@@ -63,7 +72,13 @@ def make_attention(machine: Machine) -> None:
     assert error(out.transpose(1, 2), (q, k, v), seen) < BOUND[torch.bfloat16]
 
 
-MAKES = {"wide": make_wide, "wider": make_wider, "narrow": make_narrow, "attention": make_attention}
+MAKES = {
+    "wide": make_wide,
+    "wider": make_wider,
+    "narrow": make_narrow,
+    "layer": make_layer,
+    "attention": make_attention,
+}
 RELEASED = (
     "if (n > 0 && lane == 0) arrive(w_empty + 8 * ((n - 1) % W_STAGES)), arrive(x_empty + 8 * ((n - 1) % X_STAGES));"
 )
@@ -123,6 +138,13 @@ MISTAKES = [
     ("wider", "min(OUTPUTS, width - first)", "OUTPUTS", OUTSIDE),
     ("narrow", "min(row, rows - 1)", "row", OUTSIDE),
     ("attention", "needed + own, bytes", "needed + own + 1, bytes", "cannot be copied"),
+    # Norms.
+    ("narrow", "scale += squares_of[k][token]", "scale += squares_of[0][token]", WRONG),
+    ("narrow", "if (GAIN && (h == 0", "if (h > 0 && (h == 0", WRONG),
+    ("layer", "mean += NORM == 2", "mean *= NORM == 2", WRONG),
+    ("layer", "if (SHIFT && extra == 1)", "if (SHIFT && extra == 2)", WRONG),
+    ("layer", "if (SHIFT) add_warps(FREE + 1", "if (SHIFT) add_warps(FREE", WRONG),
+    ("layer", "if (h * 8 + lane / 4 < LINES)", "if (h * 8 + lane / 4 < LINES - 1)", WRONG),
     # Threads that must do the same.
     ("attention", "most = fmaxf(most, __shfl_xor", "if (lane) most = fmaxf(most, __shfl_xor", FOREVER),
     ("wide", "multiply(sum, a +", "multiply(sum, threadIdx.x / 32 + a +", "different products"),

@@ -34,10 +34,11 @@ def given(heads: int, kv_heads: int, queries: int, length: int, width: int) -> t
 
 
 def test_every_multiprocessor_has_a_program() -> None:
-    assert parts(*given(32, 8, 96, 12864, 128), 132) == 8
-    assert parts(*given(32, 8, 48, 12864, 128), 132) == 16
-    assert parts(*given(32, 4, 14, 5568, 64), 132) == 33
-    assert parts(*given(64, 64, 4096, 4096, 128), 132) == 1
+    assert parts(*given(32, 8, 96, 12864, 128), 132, 64) == 8
+    assert parts(*given(32, 8, 48, 12864, 128), 132, 64) == 16
+    assert parts(*given(32, 4, 14, 5568, 64), 132, 64) == 33
+    assert parts(*given(64, 64, 4096, 4096, 128), 132, 64) == 1
+    assert parts(*given(32, 1, 1, 4096, 128), 132, 64) == 64  # as many as are merged
 
 
 def test_no_gpu_is_no_fit() -> None:

@@ -76,7 +76,7 @@ def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, pro
         processors = torch.cuda.get_device_properties(q_BHSD.device).multi_processor_count
     batch, heads, queries, width = q_BHSD.shape
     cut, wide = tiles(q_BHSD, k_BKLD, processors), hopper_attention.fitting(q_BHSD, k_BKLD, v_BKLD, seen)
-    count = min(MAX_PARTS, hopper_attention.parts(q_BHSD, k_BKLD, processors)) if wide else cut.parts
+    count = hopper_attention.parts(q_BHSD, k_BKLD, processors, MAX_PARTS) if wide else cut.parts
     out_BSHD = q_BHSD.new_empty(batch, queries, heads, width)
     parts, lse, sizes = out_BSHD, None, None
     if count > 1:

@@ -84,10 +84,10 @@ def groups(rows: int) -> int:
     return 1 if rows <= SIDE else min((3, 2), key=lambda count: -(-rows // (SIDE * count)) * count)
 
 
-def parts(q_BHSD: Tensor, k_BKLD: Tensor, processors: int) -> int:
-    """Parts that a step's keys are cut into: a program for every multiprocessor, at most."""
+def parts(q_BHSD: Tensor, k_BKLD: Tensor, processors: int, most: int) -> int:
+    """Parts that a step's keys are cut into, at most `most`: a program for every multiprocessor."""
     (batch, kv_heads), rows = k_BKLD.shape[:2], _rows(q_BHSD, k_BKLD)
-    return max(1, processors // (-(-rows // (SIDE * groups(rows))) * batch * kv_heads))
+    return min(most, max(1, processors // (-(-rows // (SIDE * groups(rows))) * batch * kv_heads)))
 
 
 def fitting(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> bool:

@@ -14,7 +14,7 @@
 //     norm(x) W^T = scale (x gain W^T - mean gain W^T) + shift W^T.
 //
 // Set when it is compiled: K, which is 32 * WARPS * DEPTH; WARPS; TILES; HALVES, of 8 tokens each; NORM (0, 1: RMS, 2: layer)
-// with GAIN and SHIFT; BIAS; ADD; and ACT:
+// with GAIN, for which there are registers before tokens come (SOON), or later, and SHIFT; BIAS; ADD; and ACT:
 //   0  none
 //   1  silu of the first half of the rows times the second
 //   2  gelu, its tanh form
@@ -27,7 +27,7 @@ constexpr int THREADS = 32 * WARPS, SPAN = K / WARPS, DEPTH = SPAN / 32, TOKENS 
 constexpr bool PAIRED = ACT == 1 || ACT == 3;  // an output is made of two rows: one of a tile's first half, one of the other
 constexpr int WIDE = 8 * TILES, PAIR = WIDE / 2, COLUMNS = ACT == 1 ? PAIR : WIDE, LINE = WIDE + 4;
 constexpr int OUTPUTS = TOKENS * COLUMNS, A_HEAD = ACT == 3 ? HEAD / WIDE : 1;  // tiles of it
-constexpr int FREE = HALVES == 1 ? 8 : 14;  // the row of a layer norm's gain, after which comes that of its shift
+constexpr int FREE = HALVES == 1 ? TOKENS : TOKENS - 2;  // the row of a layer norm's gain, after which comes that of its shift
 constexpr int HELD = NORM == 2 ? 2 : HALVES, LINES = NORM == 2 && HALVES == 1 ? TOKENS + 2 : TOKENS;
 constexpr bool ROLLING = DEPTH <= 4;  // weights are asked for one by one: takes registers
 constexpr int SHARES = THREADS >= 2 * OUTPUTS ? 2 : 1;  // threads that add up one output
@@ -62,7 +62,6 @@ product(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict_
   };
   ask_all(blockIdx.x);
 #if NORM
-  constexpr bool SOON = 4 * DEPTH * (TILES + HELD + 1) + 30 <= 65536 / THREADS;  // or there are no registers for the gain yet
   const int extra = NORM == 2 ? 8 + lane / 4 - FREE : -1;  // 0: the row of the gain, 1: of the shift
   uint4 gains[DEPTH], held[DEPTH][HELD] = {};
 #pragma unroll

@@ -58,6 +58,21 @@ class Cut:
         return SIDE * self.TILES // (2 if cuda.ACTIVATIONS["silu"] == self.ACT else 1)
 
     @property
+    def held(self) -> int:
+        """Halves of tokens, or of a norm's own rows, that a thread holds in registers."""
+        return 2 if self.NORM == LAYER else self.HALVES if self.NORM == RMS else 1
+
+    def room(self, pieces: int) -> bool:
+        """Whether a thread has registers for so many pieces of 16 bytes of each round."""
+        needed = 4 * pieces * self.K // (CHUNK * self.WARPS) + OTHERS
+        return needed <= REGISTERS // (32 * self.WARPS)
+
+    @property
+    def constants(self) -> dict[str, int | str]:
+        numbers = {name: int(value) for name, value in asdict(self).items()}
+        return {**numbers, "SOON": int(self.room(self.TILES + self.held + 1))}
+
+    @property
     def shared(self) -> int:
         """Bytes for the sums of all warps, twice."""
         lines = SIDE * self.HALVES + (OWN if self.NORM == LAYER and self.HALVES == 1 else 0)
@@ -91,10 +106,8 @@ def cut(tokens: int, product: Product, processors: int) -> Cut | None:
         ACT=cuda.ACTIVATIONS[product.act],
         ADD=product.residual is not None,
     )
-    own = halves if found.NORM == RMS else 2 if found.NORM == LAYER else 1
-    held = rounds * (found.TILES + own)  # of weights and tokens, 16 bytes each
     outputs = SIDE * halves * found.columns  # one for each thread, or for two
-    full = rounds > ROUNDS or 4 * held + OTHERS > REGISTERS // (32 * warps)
+    full = rounds > ROUNDS or not found.room(found.TILES + found.held)
     odd = warps % 2 or (product.act == "silu" and rows % (2 * SIDE))
     crowded = found.NORM == LAYER and tokens + OWN > TOKENS
     return None if full or odd or crowded or outputs > 32 * warps else found
@@ -169,7 +182,6 @@ def _processors(device: torch.device) -> int:
 
 @cache
 def _kernel(found: Cut, device: torch.device) -> cuda.Kernel:
-    constants = {name: int(value) for name, value in asdict(found).items()}
     path = Path(__file__).with_suffix(".cu")
     percent = PERCENT if found.K <= SMALL else -1
-    return cuda.compile_kernel(path, "product", constants, found.shared, device, percent)
+    return cuda.compile_kernel(path, "product", found.constants, found.shared, device, percent)
