@@ -4,7 +4,9 @@
 
 Random weights at true size, bfloat16, batch 1. For a token model the first steps of a plan after the prompt are
 profiled, for a diffusion model all calls of a video; graphs are recorded before. Kernels of one name and grid are one
-row. `idle` is the time in which none ran: the profiler makes it longer, so for whole steps ask `diagonal bench`.
+row: `us` is from the beginning to the end of one, `adds` from the end of all before it to its own. A kernel that begins
+early has waited in the first, and adds no more than the second. `idle` is the time in which none ran: the profiler
+makes it longer, so for whole steps ask `diagonal bench`.
 """
 
 from __future__ import annotations
@@ -40,17 +42,24 @@ def summary(events: Sequence[dict[str, Any]], steps: int) -> dict[str, Any]:
     work = sorted((one for one in events if one.get("cat") in KINDS), key=lambda one: float(one["ts"]))
     if not work:
         raise ValueError("nothing ran on a GPU: there is nothing to profile")
-    rows: dict[tuple[str, str], list[float]] = defaultdict(list)
+    rows: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     idle, end = 0.0, float(work[0]["ts"])
     for one in work:
         start, took = float(one["ts"]), float(one["dur"])
         grid = "x".join(str(side) for side in one["args"].get("grid", ()))
-        rows[one["name"], grid].append(took)
+        rows[one["name"], grid].append((took, max(0.0, start + took - max(start, end))))
         idle += max(0.0, start - end)
         end = max(end, start + took)
     kernels: list[dict[str, Any]] = [
-        {"name": name, "grid": grid, "a_step": len(took) / steps, "us": sum(took) / len(took), "sum": sum(took) / steps}
-        for (name, grid), took in rows.items()
+        {
+            "name": name,
+            "grid": grid,
+            "a_step": len(times) / steps,
+            "us": sum(took for took, _ in times) / len(times),
+            "adds": sum(added for _, added in times) / len(times),
+            "sum": sum(added for _, added in times) / steps,
+        }
+        for (name, grid), times in rows.items()
     ]
     kernels.sort(key=lambda one: -one["sum"])
     busy = sum(one["sum"] for one in kernels)
@@ -133,7 +142,8 @@ def main() -> None:
     with atomic(given.out) as temporary:
         temporary.write_text(json.dumps(result, indent=1) + "\n")
     lines = [
-        f"{one['sum']:9.1f} us  {one['a_step']:7.1f} x {one['us']:8.2f}  {one['name'][:70]} {one['grid']}"
+        f"{one['sum']:9.1f} us  {one['a_step']:7.1f} x {one['adds']:8.2f} ({one['us']:8.2f})  "
+        f"{one['name'][:70]} {one['grid']}"
         for one in found["kernels"]
     ]
     sys.stdout.write("\n".join(lines[:40]) + f"\nbusy {found['busy']:.1f} us a step, idle {found['idle']:.1f}\n")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.kernels import plain
+from diagonal.engine.kernels.hopper_attention import Parts, Share
 from diagonal.engine.kernels.visibility import BLOCK, Visibility, attend_reference
 from tests.gpu import DEVICE
 
@@ -46,6 +47,24 @@ def seen_by(slots: Tensor, fed: Tensor, step: int) -> Visibility:
     numbers = ([*wholly, False].index(False), used[-1] + 1 if used else 0)
     now, *blocks = (torch.tensor([one], dtype=torch.int32, device=slots.device) for one in (step, *numbers))
     return Visibility(slots, plain.needed_slots(fed, now), *blocks)
+
+
+def parts_for(q_BHSD: Tensor, share: Share) -> Parts:
+    """Room for what the kernel for Hopper makes of queries."""
+    batch, heads, queries, width = q_BHSD.shape
+    if share.more == 1:
+        return q_BHSD.new_empty(batch, queries, heads, width), None, None
+    mixtures = q_BHSD.new_empty(share.more, batch, queries, heads, width, dtype=torch.float16)
+    return mixtures, torch.empty(mixtures.shape[:-1]), torch.empty(mixtures.shape[:-1])
+
+
+def merged(mixtures: Tensor, lse: Tensor | None, sizes: Tensor | None) -> Tensor:
+    """The parts, weighted by the softmax of their log-sum-exps, -inf where a part saw nothing."""
+    if lse is None or sizes is None:
+        return mixtures
+    weights = torch.exp2(lse - lse.max(0).values.clamp(min=-1e30))
+    mixed = torch.where((weights > 0)[..., None], mixtures.float() * (weights * sizes)[..., None], 0).sum(0)
+    return (mixed / weights.sum(0).clamp(min=1e-30)[..., None]).bfloat16()
 
 
 def error(out: Tensor, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility) -> float:

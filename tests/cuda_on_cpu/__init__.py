@@ -28,7 +28,7 @@ class _Matrix(ctypes.Structure):
 
     _fields_ = (
         ("matrix", ctypes.c_void_p),
-        *((name, ctypes.c_int) for name in ("rows", "columns", "box_rows", "box_columns")),
+        *((name, ctypes.c_int) for name in ("count", "rows", "columns", "box_count", "box_rows", "box_columns")),
         ("mark", ctypes.c_uint),
     )
 
@@ -80,13 +80,14 @@ class Machine:
             source = source.replace(old, new)
         return Emulated(self, compiled(self.folder, source, name, constants), shared)
 
-    def tensor_map(self, matrix_RC: Tensor, rows: int, columns: int) -> cuda.Map:
-        assert matrix_RC.is_contiguous() and matrix_RC.dtype == torch.bfloat16 and matrix_RC.data_ptr() % PIECE == 0
-        assert 1 <= rows <= 256 and columns * 2 == 128 and matrix_RC.shape[1] * 2 % PIECE == 0
-        found = cuda.Map()
-        matrix = _Matrix(matrix_RC.data_ptr(), *matrix_RC.shape, rows, columns, MAP)
+    def tensor_map(self, tensor: Tensor, *block: int) -> cuda.Map:
+        assert tensor.is_contiguous() and tensor.dtype == torch.bfloat16 and tensor.data_ptr() % PIECE == 0
+        assert all(1 <= side <= 256 for side in block) and block[-1] * 2 == 128 and tensor.shape[-1] * 2 % PIECE == 0
+        assert tensor.ndim == len(block) in (2, 3)
+        found, one = cuda.Map(), (1,) * (3 - len(block))  # a single matrix
+        matrix = _Matrix(tensor.data_ptr(), *one, *tensor.shape, *one, *block, MAP)
         ctypes.memmove(ctypes.byref(found), ctypes.byref(matrix), ctypes.sizeof(matrix))
-        self.matrices[matrix_RC.data_ptr()] = matrix_RC
+        self.matrices[tensor.data_ptr()] = tensor
         return found
 
     def install(self, patch: pytest.MonkeyPatch) -> None:

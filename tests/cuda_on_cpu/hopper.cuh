@@ -8,9 +8,9 @@ typedef unsigned long long u64;
 
 struct alignas(64) Map {  // as `tensor_map` of this folder writes it
   const char* matrix;
-  int rows, columns, box_rows, box_columns;
+  int count, rows, columns, box_count, box_rows, box_columns;  // matrices, and of each
   unsigned mark;
-  char nothing[128 - 28];
+  char nothing[128 - 36];
 };
 constexpr unsigned MAP = 0x5ca1ab1e;
 
@@ -27,6 +27,7 @@ inline void ready(const Map* map) {
   if (map->mark != MAP) fail("this is no map of a matrix");
 }
 void fetch(unsigned to, const Map* map, int column, int row, unsigned barrier, u64 hint);
+void fetch(unsigned to, const Map* map, int column, int row, int matrix, unsigned barrier, u64 hint);
 void copy(unsigned to, const void* from, int bytes, unsigned barrier);
 unsigned at_other(unsigned at, int program);
 void send(unsigned to, float a, float b, float c, float d, unsigned barrier);

@@ -133,7 +133,7 @@ void await(unsigned barrier, int parity) {
 }
 
 void fetch(unsigned to, const Map* map, int column, int row, unsigned barrier, u64) {
-  if (map->mark != MAP) fail("this is no map of a matrix");
+  if (map->mark != MAP || map->box_count != 1) fail("this is no map of a matrix");
   Fetch* work = new Fetch();
   work->to = to, work->map = *map, work->column = column, work->row = row;
   work->barrier = barrier, work->block = block_of(to), work->bytes = map->box_rows * map->box_columns * 2;
@@ -144,6 +144,16 @@ void fetch(unsigned to, const Map* map, int column, int row, unsigned barrier, u
   const int first = std::clamp(row, 0, map->rows), end = std::clamp(row + map->box_rows, 0, map->rows);
   if (end > first) check_global(map->matrix + first * line, (end - first) * line, false);
   start(work, work->block);
+}
+void fetch(unsigned to, const Map* map, int column, int row, int matrix, unsigned barrier, u64 hint) {
+  if (map->mark != MAP) fail("this is no map of matrices");
+  for (int i = 0; i < map->box_count; i++) {
+    Map one = *map;
+    one.box_count = 1;
+    one.matrix += (long)(matrix + i) * map->rows * map->columns * 2;
+    if (matrix + i < 0 || matrix + i >= map->count) one.rows = 0;  // nothing but zeros
+    fetch(to + i * map->box_rows * map->box_columns * 2, &one, column, row, barrier, hint);
+  }
 }
 void copy(unsigned to, const void* from, int bytes, unsigned barrier) {
   Copy* work = new Copy();

@@ -79,6 +79,13 @@ template <class T>
 inline T __shfl_down_sync(unsigned mask, T value, int other) {
   return __shfl_sync(mask, value, own_lane() + other < 32 ? own_lane() + other : own_lane());
 }
+inline int __reduce_max_sync(unsigned mask, int value) {
+  int of_all[32];
+  all_lanes(mask, value, of_all);
+  for (int one : of_all) value = max(value, one);
+  return value;
+}
+inline int __reduce_min_sync(unsigned mask, int value) { return -__reduce_max_sync(mask, -value); }
 inline unsigned __ballot_sync(unsigned mask, bool value) {
   bool of_all[32];
   all_lanes(mask, value, of_all);

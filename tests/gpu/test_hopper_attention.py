@@ -31,7 +31,8 @@ SHAPES: list[Shape] = [  # B, H, K, S, L, D
     (2, 8, 2, 37, 704, 128),  # rows that end within a group
     (1, 12, 4, 64, 448, 128),  # groups of three heads
     (1, 4, 1, 120, 64, 128),  # one block
-    (1, 128, 1, 2, 320, 128),  # a query for many heads
+    (1, 8, 1, 2, 320, 128),  # as many heads as can share keys
+    (1, 32, 8, 72, 1216, 128),  # five blocks of rows
     (1, 8, 8, 2, 640, 128),  # few rows
     (1, 32, 4, 14, 1216, 64),  # narrow heads
     (2, 18, 18, 21, 704, 64),  # no heads share keys
@@ -39,13 +40,14 @@ SHAPES: list[Shape] = [  # B, H, K, S, L, D
 REAL: list[Shape] = [
     (1, 32, 8, 40, 12864, 128),
     (1, 32, 8, 64, 12864, 128),
+    (1, 32, 8, 72, 12864, 128),
     (1, 32, 8, 120, 12864, 128),
     (1, 32, 4, 14, 5248, 64),
 ]
 
 PROMPTS: list[Shape] = [
     (1, 18, 18, 300, 640, 128),
-    (1, 32, 4, 347, 1216, 64),  # tiles with several heads
+    (1, 32, 4, 347, 1216, 64),
     (2, 8, 2, 130, 256, 128),
     (1, 4, 4, 1, 64, 64),
     (1, 8, 8, 1000, 1216, 128),
@@ -77,7 +79,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_kernel_agrees_with_its_twin(
     shape: Shape, processors: int, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hopper_attention, "groups", lambda rows: groups)
+    monkeypatch.setattr(hopper_attention, "groups", lambda blocks: groups)
     qkv, seen = _given(shape)
     out = attended(qkv, seen, processors)
     assert out.dtype == torch.bfloat16 and out.transpose(1, 2).is_contiguous()
@@ -86,8 +88,12 @@ def test_the_kernel_agrees_with_its_twin(
 
 
 @pytest.mark.parametrize("shape", REAL, ids=str)
-def test_true_sizes_agree_too(shape: Shape) -> None:
+@pytest.mark.parametrize("ordered", [False, True])
+def test_true_sizes_agree_too(shape: Shape, ordered: bool) -> None:
+    """Queries in the order of their slots, as plans have them, or in any."""
     qkv, seen = _given(shape)
+    if ordered:
+        seen = replace(seen, slots_S=torch.cat([seen.slots_S[:-1].sort().values, seen.slots_S[-1:]]))
     assert error(attended(qkv, seen), qkv, seen) < BOUND[torch.bfloat16]
 
 
@@ -140,7 +146,7 @@ def test_a_step_sees_what_it_writes_itself(least: int, width: int) -> None:
 @pytest.mark.parametrize("shape", PROMPTS, ids=str)
 def test_prompts_agree_with_float64(shape: Shape, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies behind a prompt's last slot in its cache is nobody's business, even if it is no number."""
-    monkeypatch.setattr(hopper_attention, "groups", lambda rows: groups)
+    monkeypatch.setattr(hopper_attention, "groups", lambda blocks: groups)
     torch.manual_seed(0)
     batch, heads, kv_heads, queries, length, width = shape
     q = torch.randn(batch, heads, queries, width, device="cuda").bfloat16()
@@ -183,3 +189,4 @@ def test_what_it_is_not_made_for_is_left_to_others() -> None:
         q[..., :32].contiguous(), k[..., :32].contiguous(), v[..., :32].contiguous(), seen
     )
     assert not hopper_attention.fitting(q, k, v, replace(seen, extent=seen.extent.int()))
+    assert not hopper_attention.fitting(q, k[:, :1].contiguous(), v[:, :1].contiguous(), seen)  # 32 heads share keys

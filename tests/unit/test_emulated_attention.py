@@ -9,20 +9,22 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.kernels import hopper_attention, plain
-from diagonal.engine.kernels.hopper_attention import Parts
+from diagonal.engine.kernels.hopper_attention import Share, blocks_of
 from diagonal.engine.kernels.visibility import BLOCK, Visibility, whole_blocks
-from tests.caches import BOUND, Shape, case, error
+from tests.caches import BOUND, Shape, case, error, merged, parts_for
 from tests.cuda_on_cpu import Machine
 from tests.gpu import poisoned
 
 Given = tuple[tuple[Tensor, Tensor, Tensor], Visibility]
-CASES: list[tuple[Shape, int, int]] = [  # B, H, K, S, L, D; groups; parts
-    ((1, 4, 2, 12, 1216, 128), 1, 1),  # a number of blocks that is odd
-    ((2, 4, 2, 37, 704, 128), 2, 3),  # rows that end within a group
-    ((1, 3, 1, 70, 896, 128), 3, 1),  # of three heads, more than one program has
-    ((1, 4, 4, 5, 1216, 64), 1, 2),  # no heads share keys
-    ((1, 8, 2, 21, 1216, 64), 2, 1),
-    ((1, 12, 1, 14, 64, 64), 3, 2),  # one block
+CASES: list[tuple[Shape, int, tuple[int, int]]] = [  # B, H, K, S, L, D; tiles; parts of the first ones, and of others
+    ((1, 4, 2, 12, 1216, 128), 1, (1, 1)),  # an odd number of rounds
+    ((2, 4, 2, 37, 704, 128), 1, (3, 3)),  # queries that end within a block
+    ((1, 3, 1, 75, 896, 128), 2, (1, 1)),  # three heads, in blocks that are not full
+    ((1, 4, 1, 70, 704, 128), 2, (5, 2)),  # five blocks: tiles of three and of two
+    ((1, 4, 1, 70, 704, 128), 3, (2, 1)),  # and of two and one
+    ((1, 4, 4, 5, 1216, 64), 1, (2, 2)),  # no heads share keys
+    ((1, 8, 2, 21, 1216, 64), 1, (1, 1)),
+    ((1, 8, 1, 14, 64, 64), 1, (2, 2)),  # one round, and a part that has none
 ]
 
 
@@ -32,50 +34,63 @@ def given(shape: Shape) -> Given:
     return (q.contiguous(), k, v), replace(seen, whole=seen.whole.long(), extent=seen.extent.long())
 
 
-def attended(machine: Machine, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, count: int) -> Tensor:
-    """With so many parts; with everything at once and with everything late, which is the same."""
+def shared(blocks: int, tiles: int, more: int, fewer: int) -> Share:
+    """Tiles, and the parts of those that have a block more than others, and of others."""
+    return Share(tiles, blocks - (blocks - 1) // tiles * tiles, more, fewer)
+
+
+def attended(machine: Machine, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, share: Share) -> Tensor:
+    """With everything at once and with everything late, which is the same."""
     q, k, v = qkv
-    batch, heads, queries, width = q.shape
     later = int(seen.whole) * BLOCK  # the step itself may write these
     machine.fresh = [q, *(head[later:] for cache in (k, v) for head in cache.flatten(0, 1) if later < len(head))]
     made = []
     for machine.late in (0, 1, 2):
         with poisoned():
-            parts: Parts = (q.new_empty(batch, queries, heads, width), None, None)
-            if count > 1:
-                mixtures = torch.empty(count, batch, queries, heads, width, dtype=torch.float16)
-                parts = (mixtures, torch.empty(mixtures.shape[:-1]), torch.empty(mixtures.shape[:-1]))
-            hopper_attention.run(qkv, seen, parts)
+            parts = parts_for(q, share)
+            hopper_attention.run(qkv, seen, parts, share)
         made.append(merged(*parts))
     assert torch.equal(made[0], made[1])
     return made[0].transpose(1, 2)
 
 
-def merged(mixtures: Tensor, lse: Tensor | None, sizes: Tensor | None) -> Tensor:
-    """The parts, weighted by the softmax of their log-sum-exps, -inf where a part saw nothing."""
-    if lse is None or sizes is None:
-        return mixtures
-    weights = torch.exp2(lse - lse.max(0).values.clamp(min=-1e30))
-    mixed = (mixtures.float() * (weights * sizes)[..., None]).sum(0) / weights.sum(0).clamp(min=1e-30)[..., None]
-    return mixed.bfloat16()
-
-
-@pytest.mark.parametrize(("shape", "groups", "count"), CASES, ids=str)
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize(("shape", "tiles", "parts"), CASES, ids=str)
 def test_the_kernel_agrees_with_its_twin(
-    shape: Shape, groups: int, count: int, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    shape: Shape, tiles: int, parts: tuple[int, int], ordered: bool, machine: Machine
 ) -> None:
-    monkeypatch.setattr(hopper_attention, "groups", lambda rows: groups)
+    """Queries in the order of their slots, as plans have them, or in any."""
     qkv, seen = given(shape)
-    out = attended(machine, qkv, seen, count)
+    if ordered:
+        seen = replace(seen, slots_S=torch.cat([seen.slots_S[:-1].sort().values, seen.slots_S[-1:]]))
+    out = attended(machine, qkv, seen, shared(blocks_of(*qkv[:2]), tiles, *parts))
     assert error(out, qkv, seen) < BOUND[torch.bfloat16]
     assert not out[:, :, -1].any()  # the padding row
 
 
 def test_stages_are_used_again() -> None:
     """More than twice in these cases, of both widths: both parities of their barriers."""
-    for shape, groups, count in (CASES[0], CASES[4]):
-        found, extent = hopper_attention.Cut(shape[5], groups, count > 1), int(given(shape)[1].extent)
+    for shape, groups in ((CASES[0][0], 1), (CASES[6][0], 2)):
+        found, extent = hopper_attention.Cut(shape[5], 4, groups, SPLIT=False), int(given(shape)[1].extent)
         assert extent * BLOCK // found.keys > 2 * found.stages
+
+
+def test_rounds_that_a_block_does_not_see_are_passed_over(machine: Machine) -> None:
+    """Those behind it and those in which nothing is written: what lies there is not multiplied with, or the result
+    would be no number."""
+    q, (k, v) = torch.randn(1, 4, 32, 128).bfloat16(), torch.randn(2, 1, 1, 1280, 128).bfloat16()
+    slots = torch.cat([torch.arange(100, 116), torch.arange(1000, 1016)])  # two blocks of rows
+    needed = torch.arange(1280, dtype=torch.int32)
+    needed[512:768], needed[1016:] = torch.iinfo(torch.int32).max, torch.iinfo(torch.int32).max
+    seen = Visibility(slots, needed, torch.tensor([1]), torch.tensor([16]))
+    k[:, :, 512:768] = v[:, :, 512:768] = torch.nan
+    qkv, share = (q, k, v), Share(1, 1, 1, 1)
+    out = attended(machine, qkv, seen, share)
+    assert error(out, qkv, seen) < BOUND[torch.bfloat16]
+    v[:, :, 768:] = torch.nan  # which the second block of rows sees
+    out_BSHD = torch.empty_like(out.transpose(1, 2))
+    hopper_attention.run(qkv, seen, (out_BSHD, None, None), share)
+    assert not out_BSHD[:, :16].isnan().any() and out_BSHD[:, 16:].isnan().all()
 
 
 @pytest.mark.parametrize("whole", [0, 3, 9])
@@ -86,21 +101,21 @@ def test_blocks_that_all_see_need_not_be_said_to_be(whole: int, machine: Machine
     needed = torch.arange(1216, dtype=torch.int32)
     seen = Visibility(slots, needed, torch.full_like(seen.whole, whole), torch.full_like(seen.extent, 13))
     qkv = (q, k.nan_to_num(0), v.nan_to_num(0))
-    assert error(attended(machine, qkv, seen, 1), qkv, seen) < BOUND[torch.bfloat16]
+    assert error(attended(machine, qkv, seen, Share(1, 1, 1, 1)), qkv, seen) < BOUND[torch.bfloat16]
 
 
 @pytest.mark.parametrize("extent", [0, 5])
-@pytest.mark.parametrize("count", [1, 3])
-def test_nothing_written_is_nothing_seen(extent: int, count: int, machine: Machine) -> None:
+@pytest.mark.parametrize("parts", [1, 3])
+def test_nothing_written_is_nothing_seen(extent: int, parts: int, machine: Machine) -> None:
     qkv, seen = given((2, 4, 2, 37, 704, 128))
     nothing = torch.full_like(seen.needed_L, torch.iinfo(torch.int32).max)
     seen = replace(seen, needed_L=nothing, whole=seen.whole * 0, extent=torch.full_like(seen.extent, extent))
-    assert not attended(machine, qkv, seen, count).any()
+    assert not attended(machine, qkv, seen, Share(1, 1, parts, parts)).any()
 
 
 PROMPTS: list[tuple[Shape, int]] = [  # and groups
     ((1, 4, 2, 12, 1216, 128), 1),
-    ((1, 6, 2, 130, 192, 64), 2),  # tiles with several heads
+    ((1, 6, 2, 130, 192, 64), 2),  # blocks that are not full
     ((2, 4, 1, 200, 256, 128), 3),
     ((1, 2, 2, 700, 704, 64), 1),  # stages are used again
     ((1, 1, 1, 1, 64, 64), 1),
@@ -112,7 +127,7 @@ def test_inputs_of_a_prompt_see_themselves_and_those_before_them(
     shape: Shape, groups: int, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What lies in blocks behind the prompt is nobody's business, even if it is no number."""
-    monkeypatch.setattr(hopper_attention, "groups", lambda rows: groups)
+    monkeypatch.setattr(hopper_attention, "groups", lambda blocks: groups)
     torch.manual_seed(0)
     batch, heads, kv_heads, queries, length, width = shape
     q, (k, v) = torch.randn(batch, heads, queries, width), torch.randn(2, batch, kv_heads, length, width)

@@ -42,7 +42,8 @@ def _prompt(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Visibility) -> Tensor:
     out_BSHD = torch.full_like(q.transpose(1, 2), torch.nan, memory_format=torch.contiguous_format)
-    hopper_attention.run((q.contiguous(), k, v), seen, (out_BSHD, None, None))
+    share = hopper_attention.share(hopper_attention.blocks_of(q, k), programs=1, most=1)
+    hopper_attention.run((q.contiguous(), k, v), seen, (out_BSHD, None, None), share)
     return out_BSHD.transpose(1, 2)
 
 

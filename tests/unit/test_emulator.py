@@ -12,7 +12,7 @@ import torch
 
 from diagonal.engine.kernels import cuda, hopper_attention, narrow, wide
 from diagonal.engine.kernels.visibility import Visibility
-from tests.caches import BOUND, error
+from tests.caches import BOUND, error, merged, parts_for
 from tests.cuda_on_cpu import Machine
 from tests.products import check_product, random, random_product
 
@@ -68,8 +68,22 @@ def make_attention(machine: Machine) -> None:
     seen = Visibility(torch.arange(16) + 1200, needed, torch.tensor([3]), torch.tensor([19]))
     out = torch.full((1, 16, 4, 128), torch.nan).bfloat16()
     machine.fresh = [q, *(head[3 * 64 :] for cache in (k, v) for head in cache[0])]
-    hopper_attention.run((q, k, v), seen, (out, None, None))
+    hopper_attention.run((q, k, v), seen, (out, None, None), hopper_attention.Share(1, 1, 1, 1))
     assert error(out.transpose(1, 2), (q, k, v), seen) < BOUND[torch.bfloat16]
+
+
+def make_passing(machine: Machine) -> None:
+    """Five blocks of rows in three tiles, two of which have two parts; there are rounds that not all of them see, and
+    some that nobody does."""
+    torch.manual_seed(0)
+    q, (k, v) = random(1, 4, 70, 64, device="cpu"), random(2, 1, 1, 1216, 64, device="cpu")
+    slots, needed = torch.arange(70) * 16, torch.arange(1216, dtype=torch.int32)
+    needed[192:448] = torch.iinfo(torch.int32).max
+    seen, share = Visibility(slots, needed, torch.tensor([0]), torch.tensor([19])), hopper_attention.Share(3, 2, 2, 1)
+    parts = parts_for(q, share)
+    parts[0].fill_(torch.nan)
+    hopper_attention.run((q, k, v), seen, parts, share)
+    assert error(merged(*parts).transpose(1, 2), (q, k, v), seen) < BOUND[torch.bfloat16]
 
 
 MAKES = {
@@ -78,6 +92,7 @@ MAKES = {
     "narrow": make_narrow,
     "layer": make_layer,
     "attention": make_attention,
+    "passing": make_passing,
 }
 RELEASED = (
     "if (n > 0 && lane == 0) arrive(w_empty + 8 * ((n - 1) % W_STAGES)), arrive(x_empty + 8 * ((n - 1) % X_STAGES));"
@@ -109,6 +124,10 @@ MISTAKES = [
     ("attention", "if (n >= STAGES) await(k_empty + 8 * s, parity);", "", SOMETHING),
     ("attention", "if (lane == 0) arrive(k_empty + 8 * (n % STAGES));", "", FOREVER),
     ("attention", "if (lane == 0) arrive", "if (lane < 2) arrive", FOREVER),
+    ("passing", "      pass(n);\n", "", FOREVER),
+    ("passing", "      if (open >= 0) finish(open);\n", "", FOREVER),  # and its values are never given back
+    ("passing", "      open = -1;\n", "", SOMETHING),
+    ("passing", "latest = __reduce_max_sync", "latest = __reduce_min_sync", WRONG),
     # What the kernel before writes.
     ("wide", "ready(&x);\n      await_kernel_before();", "", FRESH),
     ("narrow", "  await_kernel_before();", "", FRESH),
@@ -138,6 +157,9 @@ MISTAKES = [
     ("wider", "min(OUTPUTS, width - first)", "OUTPUTS", OUTSIDE),
     ("narrow", "min(row, rows - 1)", "row", OUTSIDE),
     ("attention", "needed + own, bytes", "needed + own + 1, bytes", "cannot be copied"),
+    ("passing", "part == 0)  // parts that other", "part == 7)  // parts that other", WRONG),
+    ("passing", "longer + behind / fewer", "behind / fewer", WRONG),
+    ("passing", "return part + n * parts;", "return n;", WRONG),
     # Norms.
     ("narrow", "scale += squares_of[k][token]", "scale += squares_of[0][token]", WRONG),
     ("narrow", "if (GAIN && (h == 0", "if (h > 0 && (h == 0", WRONG),

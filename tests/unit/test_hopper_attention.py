@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from diagonal.engine.kernels import cuda, hopper_attention
-from diagonal.engine.kernels.hopper_attention import Cut, groups, parts
+from diagonal.engine.kernels.hopper_attention import Cut, Share, blocks_of, groups, share, shared_by
 from diagonal.engine.kernels.visibility import Visibility
 
 
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_program_fits_a_multiprocessor(count: int, width: int) -> None:
-    found = Cut(width, count, SPLIT=True)
+    found = Cut(width, 4, count, SPLIT=True)
     assert found.shared <= cuda.SHARED and found.stages >= 2 and found.keys % 64 == 0
     constants = found.constants
     threads = 128 * (count * int(constants["MORE"]) + int(constants["LESS"]))
@@ -21,11 +21,9 @@ def test_a_program_fits_a_multiprocessor(count: int, width: int) -> None:
     assert constants["SCORE_2"] == f'"%{found.keys // 2 + 2}"' and constants["MIX_4"] == f'"%{width // 2 + 4}"'
 
 
-@pytest.mark.parametrize(
-    ("rows", "wanted"), [(24, 1), (64, 1), (65, 2), (128, 2), (192, 3), (256, 2), (320, 3), (384, 3), (480, 2)]
-)
-def test_as_few_rows_as_possible_are_empty(rows: int, wanted: int) -> None:
-    assert groups(rows) == wanted
+@pytest.mark.parametrize(("blocks", "wanted"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (6, 3), (8, 2)])
+def test_as_few_programs_as_possible_are_idle(blocks: int, wanted: int) -> None:
+    assert groups(blocks) == wanted
 
 
 def given(heads: int, kv_heads: int, queries: int, length: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -34,11 +32,48 @@ def given(heads: int, kv_heads: int, queries: int, length: int, width: int) -> t
 
 
 def test_every_multiprocessor_has_a_program() -> None:
-    assert parts(*given(32, 8, 96, 12864, 128), 132, 64) == 8
-    assert parts(*given(32, 8, 48, 12864, 128), 132, 64) == 16
-    assert parts(*given(32, 4, 14, 5568, 64), 132, 64) == 33
-    assert parts(*given(64, 64, 4096, 4096, 128), 132, 64) == 1
-    assert parts(*given(32, 1, 1, 4096, 128), 132, 64) == 64  # as many as are merged
+    def parts(*shape: int) -> tuple[int, int]:
+        found = shared_by(*given(*shape), 132, 64)
+        return found.tiles, found.more
+
+    assert parts(32, 8, 96, 12864, 128) == (2, 8)
+    assert parts(32, 8, 48, 12864, 128) == (1, 16)
+    assert parts(32, 4, 14, 5568, 64) == (1, 33)
+    assert parts(64, 64, 4096, 4096, 128) == (32, 1)
+    assert parts(8, 1, 1, 4096, 128) == (1, 64)  # as many as are merged
+
+
+def test_a_block_has_neighbouring_queries_of_all_heads_that_share_keys() -> None:
+    assert blocks_of(*given(32, 8, 96, 12864, 128)) == 6
+    assert blocks_of(*given(32, 8, 72, 12864, 128)) == 5
+    assert blocks_of(*given(32, 4, 14, 5568, 64)) == 2
+    assert blocks_of(*given(24, 8, 48, 640, 128)) == 3  # of three heads, 16 each
+    assert blocks_of(*given(18, 18, 24, 5568, 128)) == 1
+
+
+@pytest.mark.parametrize("programs", [1, 2, 5, 16, 33])
+@pytest.mark.parametrize("blocks", [1, 2, 3, 4, 5, 6, 7, 8, 11, 63])
+def test_tiles_with_more_blocks_have_no_fewer_parts(blocks: int, programs: int) -> None:
+    found = share(blocks, programs, 64)
+    most = -(-blocks // found.tiles)
+    assert most <= 3 and found.longer * most + (found.tiles - found.longer) * (most - 1) == blocks
+    assert found.more >= found.fewer >= 1
+    assert found.programs <= max(programs, found.tiles)
+
+
+def test_five_blocks_take_no_longer_than_they_must() -> None:
+    """16 programs: three blocks in ten parts and two in six, or three in nine and two in seven."""
+    found = share(5, 16, 64)
+    assert found in (Share(2, 1, 10, 6), Share(2, 1, 9, 7))
+
+
+def test_too_many_heads_for_a_block_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "hopper", lambda device: True)
+    number = torch.zeros(1, dtype=torch.long)
+    seen = Visibility(torch.zeros(48, dtype=torch.long), torch.zeros(128, dtype=torch.int32), number, number)
+    k = torch.zeros(1, 1, 128, 128).bfloat16()
+    for heads, wanted in ((8, True), (9, False), (128, False)):
+        assert hopper_attention.fitting(torch.zeros(1, heads, 48, 128).bfloat16(), k, k, seen) == wanted
 
 
 def test_no_gpu_is_no_fit() -> None:

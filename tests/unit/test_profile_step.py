@@ -14,6 +14,7 @@ def _event(name: str, start: float, took: float, kind: str = "kernel", grid: tup
 
 
 def test_kernels_are_summed_by_name_and_grid_and_gaps_are_idle() -> None:
+    """What runs beside another is counted once: a kernel adds what is between the end of all before it and its own."""
     events = [
         _event("product", 30, 10),  # not in the order of time
         _event("product", 0, 10),
@@ -22,12 +23,13 @@ def test_kernels_are_summed_by_name_and_grid_and_gaps_are_idle() -> None:
         {"name": "Memset", "cat": "gpu_memset", "ts": 15, "dur": 3, "args": {}},  # runs beside the product in part
     ]
     found = summary(events, steps=2)
-    assert [(one["name"], one["grid"], one["a_step"], one["us"], one["sum"]) for one in found["kernels"]] == [
-        ("product", "4x1x1", 1, 10, 10),
-        ("product", "8x1x1", 0.5, 4, 2),
-        ("Memset", "", 0.5, 3, 1.5),
+    names = ("name", "grid", "a_step", "us", "adds", "sum")
+    assert [tuple(one[name] for name in names) for one in found["kernels"]] == [
+        ("product", "4x1x1", 1, 10, 10, 10),
+        ("product", "8x1x1", 0.5, 4, 4, 2),
+        ("Memset", "", 0.5, 3, 2, 1),
     ]
-    assert found["busy"] == 13.5
+    assert found["busy"] == 13
     assert found["idle"] == (2 + 12) / 2
     assert found["steps"] == 2
 

@@ -75,16 +75,18 @@ def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, pro
     if processors is None:
         processors = torch.cuda.get_device_properties(q_BHSD.device).multi_processor_count
     batch, heads, queries, width = q_BHSD.shape
-    cut, wide = tiles(q_BHSD, k_BKLD, processors), hopper_attention.fitting(q_BHSD, k_BKLD, v_BKLD, seen)
-    count = hopper_attention.parts(q_BHSD, k_BKLD, processors, MAX_PARTS) if wide else cut.parts
+    cut, shared = tiles(q_BHSD, k_BKLD, processors), None
+    if hopper_attention.fitting(q_BHSD, k_BKLD, v_BKLD, seen):
+        shared = hopper_attention.shared_by(q_BHSD, k_BKLD, processors, MAX_PARTS)
+    count, wide = cut.parts if shared is None else shared.more, shared is not None
     out_BSHD = q_BHSD.new_empty(batch, queries, heads, width)
     parts, lse, sizes = out_BSHD, None, None
     if count > 1:
         parts = out_BSHD.new_empty(count, *out_BSHD.shape, dtype=torch.float16 if wide else torch.float32)
         lse = parts.new_empty(parts.shape[:-1], dtype=torch.float32)
         sizes = torch.empty_like(lse) if wide else None
-    if wide:
-        hopper_attention.run((q_BHSD, k_BKLD, v_BKLD), seen, (parts, lse, sizes))
+    if shared is not None:
+        hopper_attention.run((q_BHSD, k_BKLD, v_BKLD), seen, (parts, lse, sizes), shared)
     else:
         _attend(q_BHSD, k_BKLD, v_BKLD, seen, cut, (parts, lse))
     if lse is not None:
@@ -263,9 +265,11 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     for part in tl.static_range(PARTS):  # no load waits for another
         weight = tl.exp2(tl.load(lse + part * N + row, mask=real, other=float("-inf")) - top)
         total += weight
+        seen = weight > 0  # what nobody saw may be anything
         if sizes is not None:
             weight *= tl.load(sizes + part * N + row, mask=real, other=0.0)
         at = (tl.cast(part, tl.int64) * N + row)[:, None] * D + column
-        mixed += weight[:, None] * tl.load(parts + at, mask=real[:, None], other=0.0).to(tl.float32)
+        mixture = tl.load(parts + at, mask=real[:, None], other=0.0).to(tl.float32)
+        mixed += tl.where(seen[:, None], weight[:, None] * mixture, 0.0)
     mixed /= tl.where(total > 0, total, 1.0)[:, None]
     tl.store(out + row.to(tl.int64)[:, None] * D + column, mixed.to(out.dtype.element_ty), mask=real[:, None])

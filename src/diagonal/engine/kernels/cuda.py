@@ -80,15 +80,15 @@ class Map(ctypes.Structure):
 Argument = Tensor | Map | int | float | None
 
 
-def tensor_map(matrix_RC: Tensor, rows: int, columns: int) -> Map:
-    """A contiguous matrix of bfloat16 that is read in blocks, each row of a block 128 bytes, swizzled."""
-    room = (ctypes.c_byte * (128 + 64))()
+def tensor_map(tensor: Tensor, *block: int) -> Map:
+    """A contiguous matrix of bfloat16, or several, read in blocks of this shape: rows of 128 bytes, swizzled."""
+    room, rank = (ctypes.c_byte * (128 + 64))(), len(block)
     found = Map.from_buffer(room, -ctypes.addressof(room) % 64)  # the driver wants it aligned
-    height, width = matrix_RC.shape
+    bytes_to_next = [2 * stride for stride in tensor.stride()[-2::-1]]
     code = _loaded()[1].cuTensorMapEncodeTiled(
-        ctypes.byref(found), BFLOAT16, 2, ctypes.c_void_p(matrix_RC.data_ptr()),
-        (ctypes.c_uint64 * 2)(width, height), (ctypes.c_uint64 * 1)(2 * width),
-        (ctypes.c_uint32 * 2)(columns, rows), (ctypes.c_uint32 * 2)(1, 1), 0, SWIZZLED, PROMOTED, 0,
+        ctypes.byref(found), BFLOAT16, rank, ctypes.c_void_p(tensor.data_ptr()),
+        (ctypes.c_uint64 * rank)(*tensor.shape[::-1]), (ctypes.c_uint64 * (rank - 1))(*bytes_to_next),
+        (ctypes.c_uint32 * rank)(*block[::-1]), (ctypes.c_uint32 * rank)(*(1,) * rank), 0, SWIZZLED, PROMOTED, 0,
     )  # fmt: skip
     _checked(code, "describing a matrix")
     return found

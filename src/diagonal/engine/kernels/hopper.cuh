@@ -37,6 +37,13 @@ __device__ __forceinline__ void fetch(unsigned to, const Map* map, int column, i
       " [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(hint)
       : "memory");
 }
+// Of several matrices, whose map says how many lie in a block one after the other.
+__device__ __forceinline__ void fetch(unsigned to, const Map* map, int column, int row, int matrix, unsigned barrier, u64 hint) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(matrix), "r"(barrier), "l"(hint)
+      : "memory");
+}
 __device__ __forceinline__ void copy(unsigned to, const void* from, int bytes, unsigned barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                "l"(from), "r"(bytes), "r"(barrier) : "memory");

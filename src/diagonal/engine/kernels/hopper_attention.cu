@@ -1,20 +1,30 @@
 // Attention of a decoding step, or of a prompt: what attention.py's kernel does, for Hopper's tensor cores.
 //
-// A program has GROUPS * 64 rows, one key head and one part of its keys. Rows are queries of the heads that share the key
-// head: all of the first head, then all of the second. A warp fetches keys and values, KEYS of them in a round (TMA), and
-// four warps for each 64 rows multiply (wgmma) and run the online softmax, each group at its own pace. A group
-// asks for the mixture of a round and for the scores of the next one, whose exponentials it takes while the mixture is made.
+// A program has a tile of up to GROUPS blocks of 64 rows, one key head and one part of its keys. The rows of a block are
+// neighbouring queries of all heads that share the key head: those of the first head, then those of the second. A warp fetches
+// keys and values, KEYS of them in a round (TMA), and four warps for each block multiply (wgmma) and run the online softmax,
+// each group at its own pace. A group asks for the mixture of a round and for the scores of the next one, whose exponentials
+// it takes while the mixture is made.
 //
-// Set when it is compiled: D, the width of heads, 64 or 128; GROUPS, 1 to 3; KEYS, a multiple of 64; STAGES, rounds under way;
-// SPLIT, whether the keys are in parts; CAUSAL, whether the queries are a prompt that fills the first slots: then nobody says who
-// sees whom, and tiles with many keys come first; MORE and LESS, registers of threads that multiply, and of others, or 0 for as
-// many as there are; for the instructions the names of their sums, SCORE_NAMES "%0, %1, ..." with SCORE_SUMS "+f"(s[0]), ... and
-// SCORE_0, ... of what follows, and MIX_ the same.
+// Queries come in the order of their slots, so those of a block see about the same: rounds of which they see nothing, behind
+// them or not written yet, are passed over. What is left to do differs from block to block and from round to round. So all tiles
+// have blocks from near and far, and parts take turns with rounds.
+//
+// Set when it is compiled: D, the width of heads, 64 or 128; SHARED, query heads that share a key head, at most 8; GROUPS, 1 to
+// 3; KEYS, a multiple of 64; STAGES, rounds under way; SPLIT, whether the keys are in parts; CAUSAL, whether the queries are a
+// prompt that fills the first slots: then nobody says who sees whom, tiles have neighbouring blocks, and those with many keys
+// come first; MORE and LESS, registers of threads that multiply, and of others, or 0 for as many as there are; for the
+// instructions the names of their sums, SCORE_NAMES "%0, %1, ..." with SCORE_SUMS "+f"(s[0]), ... and SCORE_0, ... of what
+// follows, and MIX_ the same.
+//
+// When it is launched: `tiles` of a problem; of these the first, which have one block more if not all have the same number, have
+// `more` parts, the others `fewer`.
 
 #include "hopper.cuh"
 #include "numbers.cuh"
 
 constexpr int HALF = 64, HALVES = D / HALF, ROWS = GROUPS * 64, MULTIPLYING = GROUPS * 128, THREADS = MULTIPLYING + 128;
+constexpr int QUERIES = 64 / SHARED / 8 * 8;  // of a block
 constexpr int BLOCK = 64, ROUND = KEYS / BLOCK;  // slots that `whole` and `extent` count; of these in a round
 constexpr int Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2;
 constexpr int NOWHERE = 0x7fffffff;
@@ -30,14 +40,20 @@ __device__ __forceinline__ void mix(float (&s)[D / 2], const pair_t* p, u64 v) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __grid_constant__ Map v,
        const long long* slots, const int* needed, const long long* whole, const long long* extent, bf16_t* out, float* lse,
-       float* sizes, int queries, int length, int heads, int kv_heads, float scale) {
+       float* sizes, int queries, int length, int kv_heads, int tiles, int more, int fewer, float scale) {
   extern __shared__ __align__(1024) char memory[];
   const unsigned qs = address(memory), ks = qs + Q_BYTES, vs = ks + STAGES * KV_BYTES, ns = vs + STAGES * KV_BYTES;
   const unsigned q_full = ns + STAGES * KEYS * 4, k_full = q_full + 8, k_empty = k_full + 8 * STAGES;
   const unsigned v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-  const int shared_by = heads / kv_heads, problem = blockIdx.y, part = blockIdx.z, parts = gridDim.z;
-  const int first = (CAUSAL ? gridDim.x - 1 - blockIdx.x : blockIdx.x) * ROWS, all = shared_by * queries;
+  const int problem = blockIdx.y, blocks = (queries + QUERIES - 1) / QUERIES, level = (blocks - 1) / tiles;
+  const int longer = blocks - level * tiles, behind = (int)blockIdx.x - longer * more;  // tiles with a block on the last level
+  const int tile = CAUSAL ? gridDim.x - 1 - blockIdx.x : behind < 0 ? blockIdx.x / more : longer + behind / fewer;
+  const int parts = CAUSAL || behind >= 0 ? fewer : more, part = CAUSAL ? 0 : (behind < 0 ? (int)blockIdx.x : behind) % parts;
+  // Level by level tiles take blocks, forwards and backwards in turn, on the last level forwards.
+  auto block_of = [&](int g) {
+    return CAUSAL ? tile * GROUPS + g : g * tiles + ((level - g) % 2 ? tiles - 1 - tile : tile);
+  };
   if (threadIdx.x == 0) {
     init(q_full, 1);
     for (int s = 0; s < STAGES; s++) {
@@ -48,16 +64,15 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
   }
   __syncthreads();
 
-  // Rounds that all queries see wholly, then others: of both, this part's share. These numbers, and the keys and values of
-  // whole rounds, were written before this step's first layer: they are read while the kernel before still runs. Of a prompt,
-  // whose queries see themselves and those before them, each program has numbers of its own, and must wait.
-  const int last = min(first + ROWS, all) - 1;
-  const bool several = first / queries != last / queries;  // heads
-  const int written = CAUSAL ? (several ? queries - 1 : last % queries) / BLOCK + 1 : (int)*extent;
-  const int rounds = (written + ROUND - 1) / ROUND;
-  const int plain = CAUSAL ? (several ? 0 : (first % queries + 1) / KEYS) : (int)*whole / ROUND, rest = rounds - plain;
-  const int plain_at = plain * part / parts, plain_count = plain * (part + 1) / parts - plain_at;
-  const int rest_at = plain + rest * part / parts, count = plain_count + plain + rest * (part + 1) / parts - rest_at;
+  // Rounds that all queries see wholly, then others. How many, and the keys and values of whole rounds, were written before
+  // this step's first layer: they are read while the kernel before still runs. Of a prompt, whose queries see themselves and
+  // those before them, each program has numbers of its own, and must wait.
+  const int first = tile * GROUPS * QUERIES;  // query of a prompt's tile
+  const int written = CAUSAL ? (min(first + GROUPS * QUERIES, queries) - 1) / BLOCK + 1 : (int)*extent;
+  const int rounds = (written + ROUND - 1) / ROUND, plain = CAUSAL ? (first + 1) / KEYS : (int)*whole / ROUND;
+  auto of_part = [&](int all) { return all > part ? (all - part + parts - 1) / parts : 0; };
+  const int count = of_part(rounds), plain_count = of_part(plain);
+  auto round_of = [&](int n) { return part + n * parts; };
 
   if (group == GROUPS) {
 #if MORE
@@ -75,9 +90,8 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
       };
       auto ask = [&](int n) {
         const int s = n % STAGES, parity = n / STAGES - 1 & 1;
-        const int round = n < plain_count ? plain_at + n : rest_at + n - plain_count;
+        const int round = round_of(n), own = round * KEYS;
         if (n >= STAGES) await(k_empty + 8 * s, parity);
-        const int own = (rest_at + n - plain_count) * KEYS;
         const int bytes = CAUSAL || n < plain_count ? 0 : min(KEYS, length - own) * 4;  // of what says who sees the keys
         expect(k_full + 8 * s, KV_BYTES + bytes);
         if (bytes > 0) copy(ns + s * KEYS * 4, needed + own, bytes, k_full + 8 * s);
@@ -91,27 +105,37 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
 #pragma unroll 1
       for (int n = 0; n < ahead; n++) ask(n);
       await_kernel_before();
-      expect(q_full, Q_BYTES);
+      expect(q_full, GROUPS * SHARED * QUERIES * D * 2);
       for (int c = 0; c < HALVES; c++)
         for (int g = 0; g < GROUPS; g++)
-          fetch(qs + (g * HALVES + c) * 64 * 128, &q, c * HALF, problem * shared_by * queries + first + g * 64, q_full, USUAL);
+          fetch(qs + (g * HALVES + c) * 64 * 128, &q, c * HALF, block_of(g) * QUERIES, problem * SHARED, q_full, USUAL);
 #pragma unroll 1
       for (int n = ahead; n < count; n++) ask(n);
     }
     return;
   }
+  // The last slot that a row of the group has, -1 if it has none.
+  int latest = -1;
+  const int own_block = block_of(group);
+  for (int i = lane; i < QUERIES; i += 32) {
+    const int query = own_block * QUERIES + i;
+    if (query < queries) latest = max(latest, CAUSAL ? query : (int)slots[query]);
+  }
+  latest = __reduce_max_sync(ALL, latest);
   await_kernel_before();
 
 #if MORE
   more_registers<MORE>();
 #endif
   // A thread has two rows, eight apart.
-  const int row = first + group * 64 + warp * 16 + lane / 4;
-  int slot[2];
+  int query[2], head[2], slot[2];
+  bool there[2];
 #pragma unroll
   for (int h = 0; h < 2; h++) {
-    const int query = (row + 8 * h) % queries;
-    slot[h] = row + 8 * h >= all ? -1 : CAUSAL ? query : (int)slots[query];
+    const int row = warp * 16 + lane / 4 + 8 * h;
+    query[h] = own_block * QUERIES + row % QUERIES, head[h] = row / QUERIES;
+    there[h] = head[h] < SHARED && query[h] < queries;
+    slot[h] = !there[h] ? -1 : CAUSAL ? query[h] : (int)slots[query[h]];
   }
   const float unseen = __int_as_float(0xff800000);  // -inf
   float top[2] = {-1e30f, -1e30f}, total[2] = {};  // finite: with nothing seen so far, weights are 0 and not NaN
@@ -143,7 +167,7 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
   auto soften = [&](int n) {  // scores become weights
     settled(s);
     if (n >= plain_count) {
-      const int key = (rest_at + n - plain_count) * KEYS, left = length - key;
+      const int key = round_of(n) * KEYS, left = length - key;
       const int* least_of = (const int*)(memory + (ns - qs)) + n % STAGES * KEYS;
 #pragma unroll
       for (int j = 0; j < KEYS / 8; j++) {
@@ -191,28 +215,58 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
     }
   };
 
-  await(q_full, 0);
-  if (count > 0) {
-    ask_scores(0);
+  auto sees = [&](int n) {  // any key of a round
+    if (latest < 0 || n < plain_count) return latest >= 0;
+    const int key = round_of(n) * KEYS;
+    if (CAUSAL) return key <= latest;
+    await(k_full + 8 * (n % STAGES), n / STAGES & 1);
+    int least = NOWHERE;
+#pragma unroll
+    for (int i = 0; i < KEYS; i += 32)
+      if (i < length - key) least = min(least, ((const int*)(memory + (ns - qs)))[n % STAGES * KEYS + i + lane]);
+    return __reduce_min_sync(ALL, least) <= latest;
+  };
+  auto pass = [&](int n) {
+    const int stage = n % STAGES, parity = n / STAGES & 1;
+    await(k_full + 8 * stage, parity);
+    await(v_full + 8 * stage, parity);
+    if (lane == 0) arrive(k_empty + 8 * stage), arrive(v_empty + 8 * stage);
+  };
+  auto finish = [&](int n) {  // the mixture of a round
+    ask_mixture(n);
     await_products<0>();
-    soften(0);
-    hand_over();
+    settled(mixed);
+    if (lane == 0) arrive(v_empty + 8 * (n % STAGES));
+  };
+
+  await(q_full, 0);
+  int open = -1;  // a round whose weights wait for their values
 #pragma unroll 1
-    for (int n = 1; n < count; n++) {
+  for (int n = 0; n < count; n++) {
+    if (!sees(n)) {
+      if (open >= 0) finish(open);
+      open = -1;
+      pass(n);
+    } else if (open < 0) {
       ask_scores(n);
-      ask_mixture(n - 1);
+      await_products<0>();
+      soften(n);
+      hand_over();
+      open = n;
+    } else {
+      ask_scores(n);
+      ask_mixture(open);
       await_products<1>();  // the scores are there
       soften(n);
       settled(s);  // not later
       await_products<0>();
       settled(mixed);
-      if (lane == 0) arrive(v_empty + 8 * ((n - 1) % STAGES));
+      if (lane == 0) arrive(v_empty + 8 * (open % STAGES));
       hand_over();
+      open = n;
     }
-    ask_mixture(count - 1);
-    await_products<0>();
-    settled(mixed);
   }
+  if (open >= 0) finish(open);
 
   if (D == HALF) call_next();  // merging is a third of the time where heads are small; with wider ones this was slower
   // Of eight columns each of four lanes has two; then it has eight of its own, so that it writes 16 bytes.
@@ -225,9 +279,8 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
     float sum = total[h], size = 0.f;
     sum += __shfl_xor_sync(ALL, sum, 1);
     sum += __shfl_xor_sync(ALL, sum, 2);
-    const int own = row + 8 * h;
-    const bool sees = sum > 0.f && slot[h] >= 0;  // a row of padding sees nothing
-    float by = sees ? 1.f / sum : 0.f;
+    const bool seen = sum > 0.f && slot[h] >= 0;  // a row of padding sees nothing
+    float by = seen ? 1.f / sum : 0.f;
     if (SPLIT) {  // parts are of float16, over the greatest of their row: half the bytes, and more digits than the result has
 #pragma unroll
       for (int j = 0; j < D / 8; j++) size = fmaxf(size, fmaxf(fabsf(mixed[j * 4 + h * 2]), fabsf(mixed[j * 4 + h * 2 + 1])));
@@ -235,8 +288,9 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
       size = fmaxf(size, __shfl_xor_sync(ALL, size, 2)) * by;
       by = size > 0.f ? by / size : 0.f;
     }
-    const int batches = gridDim.y / kv_heads, head = problem % kv_heads * shared_by + own / queries;
-    const size_t entry = ((size_t)(part * batches + problem / kv_heads) * queries + own % queries) * heads + head;
+    const int batches = gridDim.y / kv_heads, heads = kv_heads * SHARED;
+    const size_t entry = ((size_t)(part * batches + problem / kv_heads) * queries + query[h]) * heads +
+                         problem % kv_heads * SHARED + head[h];
 #pragma unroll
     for (int j = 0; j < D / 8; j += 4) {
       pair_t v[4];
@@ -247,11 +301,13 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
       }
       turn(v[0], v[1], 1), turn(v[2], v[3], 1);
       turn(v[0], v[2], 2), turn(v[1], v[3], 2);
-      if (own < all) *(uint4*)(out + entry * D + (j + lane % 4) * 8) = make_uint4(v[0], v[1], v[2], v[3]);
+      if (there[h]) *(uint4*)(out + entry * D + (j + lane % 4) * 8) = make_uint4(v[0], v[1], v[2], v[3]);
     }
-    if (SPLIT && own < all && lane % 4 == 0) {
-      lse[entry] = sees ? top[h] + __log2f(sum) : unseen;
+    if (SPLIT && there[h] && lane % 4 == 0) {
+      lse[entry] = seen ? top[h] + __log2f(sum) : unseen;
       sizes[entry] = size;
+      if (part == 0)  // parts that other tiles have
+        for (int p = parts; p < more; p++) lse[entry + (size_t)p * batches * queries * heads] = unseen;
     }
   }
 }

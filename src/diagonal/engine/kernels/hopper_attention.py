@@ -1,4 +1,5 @@
-"""Attention of decoding steps and of prompts on Hopper GPUs (hopper_attention.cu), in bfloat16, heads of 64 or 128.
+"""Attention of decoding steps and of prompts on Hopper GPUs (hopper_attention.cu), in bfloat16, heads of 64 or 128, of
+which up to eight share keys.
 
 It does the work of `attention.attend`'s first kernel; the parts are merged by the same second one. It begins early
 (`early`), and reads numbers of blocks, and keys and values of blocks that all see, before the kernel before it has
@@ -19,7 +20,8 @@ from diagonal.engine.kernels import cuda
 from diagonal.engine.kernels.visibility import Visibility
 
 WIDTHS = (64, 128)  # of heads
-SIDE = 64  # rows of four warps
+SIDE = 64  # rows of four warps: a block
+EIGHT = 8  # neighbouring queries are fetched by eights
 MOST = 8  # rounds under way
 
 # Mixtures of values, their log-sum-exps, and what they are to be multiplied with; a single part has but the first.
@@ -31,6 +33,7 @@ class Cut:
     """What the kernel is compiled for; hopper_attention.cu says what the constants are."""
 
     D: int
+    SHARED: int
     GROUPS: int
     SPLIT: bool
     CAUSAL: bool = False
@@ -79,15 +82,54 @@ class Cut:
         }
 
 
-def groups(rows: int) -> int:
-    """Groups of 64 rows of a program: as many as leave the fewest rows empty, but several where there are several."""
-    return 1 if rows <= SIDE else min((3, 2), key=lambda count: -(-rows // (SIDE * count)) * count)
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What the programs of one problem (a key head of a video) have to do: blocks of rows are in tiles, of which the
+    first `longer` have one block more than others. Keys of these are in `more` parts, those of others in `fewer`."""
+
+    tiles: int
+    longer: int
+    more: int
+    fewer: int
+
+    @property
+    def programs(self) -> int:
+        return self.longer * self.more + (self.tiles - self.longer) * self.fewer
 
 
-def parts(q_BHSD: Tensor, k_BKLD: Tensor, processors: int, most: int) -> int:
-    """Parts that a step's keys are cut into, at most `most`: a program for every multiprocessor."""
-    (batch, kv_heads), rows = k_BKLD.shape[:2], _rows(q_BHSD, k_BKLD)
-    return min(most, max(1, processors // (-(-rows // (SIDE * groups(rows))) * batch * kv_heads)))
+def queries_of(shared: int) -> int:
+    """Neighbouring queries that a block has of each of the heads that share keys; 0 where these are too many."""
+    return SIDE // shared // EIGHT * EIGHT
+
+
+def blocks_of(q_BHSD: Tensor, k_BKLD: Tensor) -> int:
+    """Blocks of rows of a problem."""
+    return -(-q_BHSD.shape[2] // queries_of(_shared(q_BHSD, k_BKLD)))
+
+
+def groups(blocks: int) -> int:
+    """Blocks of a tile at most: as many as leave the fewest programs idle, but several where there are several."""
+    return 1 if blocks == 1 else min((3, 2), key=lambda count: -(-blocks // count) * count)
+
+
+def share(blocks: int, programs: int, most: int) -> Share:
+    """Tiles, and their parts, at most `most`: about the same work for all programs that a problem can have."""
+    tiles = -(-blocks // groups(blocks))
+    full = (blocks - 1) // tiles  # blocks that all tiles have, but those with one more
+    longer = blocks - full * tiles
+    if longer == tiles:
+        even = max(1, min(most, programs // tiles))
+        return Share(tiles, tiles, even, even)
+    forms = [
+        Share(tiles, longer, max(1, min(most, (programs - (tiles - longer) * fewer) // longer)), fewer)
+        for fewer in range(1, max(1, min(most, programs // tiles)) + 1)
+    ]
+    return min(forms, key=lambda form: max((full + 1) / form.more, full / form.fewer))
+
+
+def shared_by(q_BHSD: Tensor, k_BKLD: Tensor, processors: int, most: int) -> Share:
+    """How a step is shared, for a program on every multiprocessor."""
+    return share(blocks_of(q_BHSD, k_BKLD), processors // (k_BKLD.shape[0] * k_BKLD.shape[1]), most)
 
 
 def fitting(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> bool:
@@ -102,39 +144,44 @@ def serves(width: int, cache: Tensor) -> bool:
     return width in WIDTHS and cache.dtype == torch.bfloat16 and cuda.hopper(cache.device)
 
 
-def run(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, into: Parts) -> None:
-    """Mixtures of values (parts, B, S, H, D). Those of several parts are in float16 over their sizes."""
-    lse = into[1]
-    found = Cut(qkv[0].shape[3], groups(_rows(*qkv[:2])), SPLIT=lse is not None)
+def run(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, into: Parts, shared: Share) -> None:
+    """Mixtures of values (parts, B, S, H, D). Those of several parts are in float16 over their sizes; a part that rows
+    do not have has -inf for them, and anything as a mixture."""
+    width, blocks = qkv[0].shape[3], blocks_of(*qkv[:2])
+    found = Cut(width, _shared(*qkv[:2]), -(-blocks // shared.tiles), SPLIT=into[1] is not None)
     rule = (seen.slots_S, seen.needed_L, seen.whole, seen.extent)
-    _launch(found, qkv, (*rule, *into), 1 if lse is None else len(lse))
+    _launch(found, qkv, (*rule, *into), shared)
 
 
 def prompt(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
     """Attention of queries whose slots are 0 to S - 1, each to its own slot and those before it: (B, H, S, D)."""
     batch, heads, queries, width = q_BHSD.shape
-    out_BSHD = q_BHSD.new_empty(batch, queries, heads, width)
-    found = Cut(width, groups(_rows(q_BHSD, k_BKLD)), SPLIT=False, CAUSAL=True)
-    _launch(found, (q_BHSD, k_BKLD, v_BKLD), (*(None,) * 4, out_BSHD, None, None), 1)
+    out_BSHD, blocks = q_BHSD.new_empty(batch, queries, heads, width), blocks_of(q_BHSD, k_BKLD)
+    found = Cut(width, _shared(q_BHSD, k_BKLD), groups(blocks), SPLIT=False, CAUSAL=True)
+    tiles = -(-blocks // found.GROUPS)
+    _launch(found, (q_BHSD, k_BKLD, v_BKLD), (*(None,) * 4, out_BSHD, None, None), Share(tiles, tiles, 1, 1))
     return out_BSHD.transpose(1, 2)
 
 
 def fitting_prompt(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> bool:
     """Whether the kernel can make a prompt's attention."""
-    return cuda.suits([q_BHSD, k_BKLD, v_BKLD]) and serves(q_BHSD.shape[3], k_BKLD)
+    few = queries_of(_shared(q_BHSD, k_BKLD)) > 0
+    return few and cuda.suits([q_BHSD, k_BKLD, v_BKLD]) and serves(q_BHSD.shape[3], k_BKLD)
 
 
-def _rows(q_BHSD: Tensor, k_BKLD: Tensor) -> int:
-    """Queries of all heads that share a key head."""
-    return q_BHSD.shape[2] * (q_BHSD.shape[1] // k_BKLD.shape[1])
+def _shared(q_BHSD: Tensor, k_BKLD: Tensor) -> int:
+    """Query heads that share a key head."""
+    return q_BHSD.shape[1] // k_BKLD.shape[1]
 
 
-def _launch(found: Cut, qkv: tuple[Tensor, Tensor, Tensor], tensors: tuple[Tensor | None, ...], parts: int) -> None:
+def _launch(found: Cut, qkv: tuple[Tensor, Tensor, Tensor], tensors: tuple[Tensor | None, ...], shared: Share) -> None:
     """`tensors` are what says who sees whom, and Parts."""
-    (batch, heads, queries, width), (kv_heads, length) = qkv[0].shape, qkv[1].shape[1:3]
-    maps = (cuda.tensor_map(part.view(-1, width), SIDE, SIDE) for part in qkv)
-    numbers = (queries, length, heads, kv_heads, math.log2(math.e) / math.sqrt(width))
-    grid = (-(-_rows(*qkv[:2]) // found.rows), batch * kv_heads, parts)
+    (queries, width), (batch, kv_heads, length) = qkv[0].shape[2:], qkv[1].shape[:3]
+    q_map = cuda.tensor_map(qkv[0].view(-1, queries, width), found.SHARED, queries_of(found.SHARED), SIDE)
+    maps = (q_map, *(cuda.tensor_map(part.view(-1, width), SIDE, SIDE) for part in qkv[1:]))
+    ways = (shared.tiles, shared.more, shared.fewer)
+    numbers = (queries, length, kv_heads, *ways, math.log2(math.e) / math.sqrt(width))
+    grid = (shared.programs, batch * kv_heads, 1)
     _kernel(found, qkv[0].device).launch(grid, found.threads, found.shared, (*maps, *tensors, *numbers))
 
 
