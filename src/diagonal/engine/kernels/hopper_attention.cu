@@ -241,14 +241,18 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
 
   await(q_full, 0);
   int open = -1;  // a round whose weights wait for their values
+  bool now = count > 0 && sees(0), next = false;
 #pragma unroll 1
-  for (int n = 0; n < count; n++) {
-    if (!sees(n)) {
+  for (int n = 0; n < count; n++, now = next) {
+    auto look_ahead = [&]() { next = n + 1 < count && sees(n + 1); };  // while the tensor cores are busy
+    if (!now) {
       if (open >= 0) finish(open);
       open = -1;
       pass(n);
+      look_ahead();
     } else if (open < 0) {
       ask_scores(n);
+      look_ahead();
       await_products<0>();
       soften(n);
       hand_over();
@@ -256,6 +260,7 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
     } else {
       ask_scores(n);
       ask_mixture(open);
+      look_ahead();
       await_products<1>();  // the scores are there
       soften(n);
       settled(s);  // not later
