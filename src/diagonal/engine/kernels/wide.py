@@ -26,7 +26,8 @@ ROWS = 256  # of a program, at most
 SMALL, LARGE = 64, 128  # rows of a program for which blocks are deepest, and for which they are deeper than a unit
 TOKENS = 64  # of wide.cu, at most: the rows of the tensor cores' product
 MANY = 128  # tokens of wider.cu, at most
-LEAST, FEW = 9, 16  # tokens with fewer of which, or up to which with large matrices, others are faster
+LEAST, DEPTH = 9, 8192  # with fewer tokens others are faster where a matrix is deeper than DEPTH
+FEW = 16  # tokens up to which with large matrices others are faster
 STEP = 16  # tokens for which one kernel serves
 BLOCK = 64  # rows of W that the tensor cores of wider.cu take at a time
 FULL = 0.7  # of what wider.cu computes of many tokens, at least: with less it is no faster than cuBLAS
@@ -191,9 +192,9 @@ def _forms(found: Cut, units: int) -> Iterator[Cut]:
 def fitting(x: Tensor, product: Product) -> Cut | None:
     """How the kernel would make a product, None where it cannot, or where others are faster."""
     tokens, both = x.numel() // x.shape[-1], product.act is not None and product.residual is not None
-    if both or product.norm is not None or tokens < LEAST or not cuda.suits([x, *product.parts()]):
+    if both or product.norm is not None or (tokens < LEAST and x.shape[-1] > DEPTH):
         return None
-    if not cuda.hopper(x.device):
+    if not cuda.suits([x, *product.parts()]) or not cuda.hopper(x.device):
         return None
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     found = cut(tokens, product, processors, cuda.clusters(x.device, 4))
