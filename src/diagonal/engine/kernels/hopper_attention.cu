@@ -28,6 +28,7 @@ constexpr int QUERIES = 64 / SHARED / 8 * 8;  // of a block
 constexpr int BLOCK = 64, ROUND = KEYS / BLOCK;  // slots that `whole` and `extent` count; of these in a round
 constexpr int Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2;
 constexpr int NOWHERE = 0x7fffffff;
+constexpr float FAR = 8.f;  // weights are below 2^8
 constexpr unsigned ALL = 0xffffffffu;
 
 __device__ __forceinline__ void score(float (&s)[KEYS / 2], u64 q, u64 k, int on) {  // s = q k^T [+ s]
@@ -190,7 +191,9 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
       for (int j = 0; j < KEYS / 8; j++) most = fmaxf(most, fmaxf(s[j * 4 + h * 2], s[j * 4 + h * 2 + 1]));
       most = fmaxf(most, __shfl_xor_sync(ALL, most, 1));
       most = fmaxf(most, __shfl_xor_sync(ALL, most, 2));
-      const float new_top = fmaxf(top[h], most * scale);
+      // Weights are powers of two of what is above `top`, which need not be the greatest score: only where that is far above is
+      // it taken, and what was mixed so far multiplied with a power of two. After the first round that is rare.
+      const float peak = most * scale, new_top = peak > top[h] + FAR ? peak : top[h];
       decay[h] = power(top[h] - new_top);
       top[h] = new_top;
       float sum = 0.f;
@@ -206,13 +209,13 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
     }
   };
   auto hand_over = [&]() {  // weights to the tensor cores, who mix with what is rescaled
+    if (__ballot_sync(ALL, decay[0] != 1.f || decay[1] != 1.f))
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
+      for (int i = 0; i < D / 2; i++) mixed[i] *= decay[i % 4 / 2];
 #pragma unroll
-      for (int j = 0; j < D / 8; j++) mixed[j * 4 + h * 2] *= decay[h], mixed[j * 4 + h * 2 + 1] *= decay[h];
+    for (int h = 0; h < 2; h++)
 #pragma unroll
       for (int j = 0; j < KEYS / 8; j++) weights[j * 2 + h] = pack(s[j * 4 + h * 2], s[j * 4 + h * 2 + 1]);
-    }
   };
 
   auto sees = [&](int n) {  // any key of a round
