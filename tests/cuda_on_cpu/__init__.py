@@ -96,7 +96,6 @@ class Machine:
         patch.setattr(cuda, "tensor_map", self.tensor_map)
         patch.setattr(cuda, "works", lambda device: True)
         patch.setattr(cuda, "hopper", lambda device: True)
-        patch.setattr(cuda, "clusters", lambda device, size: self.processors // size)
         patch.setattr(held_ids, "able", lambda device: True)
         patch.setattr(narrow, "_processors", lambda device: self.processors)
         properties = lambda device: SimpleNamespace(multi_processor_count=self.processors)  # noqa: E731

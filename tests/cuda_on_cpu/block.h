@@ -34,7 +34,7 @@ struct Fibre {
   std::unique_ptr<char[]> stack;
   Block* block;
   unsigned thread;
-  bool over = false, awaited = false, acted = false;  // it has awaited the kernel before; a barrier
+  bool over = false, awaited = false;
   bool (*ready)(const void*) = nullptr;  // nothing: it may go on
   const void* about;
   const char* what = "";

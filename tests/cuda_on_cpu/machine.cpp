@@ -42,17 +42,10 @@ Meeting all_blocks;
 int waits;
 std::minstd_rand chance;
 
-int left_of_cluster() {
-  int left = 0;
-  for (auto& block : blocks) left += block->left;
-  return left;
-}
-
 void fibre() {
   call(asked.given);
   now->over = true;
   now->block->left--;
-  if (all_blocks.come > 0 && all_blocks.come == left_of_cluster()) go_on(all_blocks);  // nobody waits for who has ended
   swapcontext(&now->context, &now->block->turns);
 }
 
@@ -204,11 +197,7 @@ void meet_named(int number, int threads) {
   if (number < 1 || number > 15 || threads % 32) fail("no barrier %d of %d threads", number, threads);
   meet(now->block->named[number], threads, "a named barrier", [] {});
 }
-void meet_cluster() {
-  if (now->acted) fail("threads meet, and it is not said that what they have awaited is over for all");
-  meet(all_blocks, left_of_cluster(), "the cluster", [] {});
-}
-void meet_cluster_done() { meet(all_blocks, left_of_cluster(), "the cluster, with all done", [] {}); }
+void meet_cluster() { meet(all_blocks, asked.threads * cluster, "the cluster", [] {}); }
 void meet_warp(const void* own, int bytes, void* of_all) {
   Warp& warp = now->block->warps[now->thread / 32];
   // The next round has the other box: who is in the round after that has been waited for by all who read this one.

@@ -38,7 +38,6 @@ void meet(Meeting& meeting, int count, const char* what, const Do& last) {  // w
 }
 void meet_block();
 void meet_cluster();
-void meet_cluster_done();
 void meet_named(int number, int threads);
 void meet_warp(const void* own, int bytes, void* of_all);  // what each lane has, for all
 

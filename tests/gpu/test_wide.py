@@ -46,30 +46,6 @@ def test_products_agree_with_float64(tokens: int, kind: str) -> None:
     assert made >= 3
 
 
-@pytest.mark.parametrize("tokens", [65, 72, 80, 88, 96, 120, 128])
-@pytest.mark.parametrize("kind", ["plain", "residual", "biased residual", "biased gelu"])
-def test_four_programs_that_share_rows_agree_with_float64_each_time(tokens: int, kind: str) -> None:
-    """Matrices of cosmos/12b. What they send each other comes to where blocks were that must be done with."""
-    torch.manual_seed(tokens)
-    for rows, depth in ((5120, 4096), (5120, 14336), (5112, 512)):
-        product, x = random_product(kind, tokens, rows, depth), random(tokens, depth) + 0.5
-        cut = wide.fitting(x, product)
-        assert cut is not None and cut.SPLIT == 4 and -(-rows // cut.ROWS) <= cuda.clusters(x.device, 4)
-        first = _made(x, product)
-        assert first is not None
-        check_product(first, x, product)
-        for _ in range(20):
-            again = _made(x, product)
-            assert again is not None and torch.equal(first, again)
-
-
-def test_clusters_of_four_find_room_on_most_multiprocessors() -> None:
-    device = torch.device("cuda", torch.cuda.current_device())
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    assert wide.ROOM * processors <= 4 * cuda.clusters(device, 4) <= processors
-    assert cuda.clusters(device, 1) == processors
-
-
 def test_numbers_beyond_the_last_token_change_nothing() -> None:
     """There the tensor cores read whatever lies in shared memory: here what an earlier kernel left, which is NaN."""
     torch.manual_seed(0)

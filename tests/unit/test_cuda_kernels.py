@@ -25,7 +25,6 @@ class Libraries:
         self.refuses = False
         self.code = 0
         self.launched: dict[str, Any] = {}
-        self.attributes: dict[int, int] = {}
 
     def nvrtcCreateProgram(  # noqa: N802
         self, program: Any, source: bytes, name: bytes, count: int, headers: Any, names: Any
@@ -56,23 +55,6 @@ class Libraries:
 
     def nvrtcDestroyProgram(self, program: Any) -> int:  # noqa: N802
         return 0
-
-    def cuModuleLoadData(self, module: Any, image: bytes) -> int:  # noqa: N802
-        return 0
-
-    def cuModuleGetFunction(self, function: Any, module: Any, name: bytes) -> int:  # noqa: N802
-        function._obj.value = 5
-        return 0
-
-    def cuFuncSetAttribute(self, function: Any, attribute: int, value: int) -> int:  # noqa: N802
-        self.attributes[attribute] = value
-        return 0
-
-    def cuOccupancyMaxActiveClusters(self, count: Any, function: Any, launch: Any) -> int:  # noqa: N802
-        given = launch._obj
-        self.asked = (function.value, given.grid_x, given.shared, given.count)
-        count._obj.value = 30
-        return self.code
 
     def cuTensorMapEncodeTiled(self, *given: Any) -> int:  # noqa: N802
         found, _, rank, start, sizes, strides, box, _, _, swizzle, _, _ = given
@@ -111,11 +93,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Libraries]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=77))
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    for kept in (cuda.works, cuda.clusters):
-        kept.cache_clear()
+    cuda.works.cache_clear()
     yield libraries
-    for kept in (cuda.works, cuda.clusters):
-        kept.cache_clear()
+    cuda.works.cache_clear()
 
 
 def test_what_the_driver_reads_has_its_layout() -> None:
@@ -186,16 +166,6 @@ def test_a_file_is_compiled_for_the_gpu_with_its_constants(fake: Libraries) -> N
     assert fake.headers.keys() == {b"assembler.cuh", b"hopper.cuh", b"numbers.cuh"}
     assert b"bf16_t" in fake.headers[b"assembler.cuh"]
     assert fake.options[0] == "--gpu-architecture=sm_90a" and fake.options[-2:] == ["-DK=64", "-DADD=1"]
-
-
-def test_the_driver_is_asked_how_many_clusters_find_room(fake: Libraries) -> None:
-    assert cuda.clusters(DEVICE, 4) == 30
-    assert fake.asked == (5, 4, cuda.SHARED, 0) and fake.options[-1] == "-DSIZE=4"
-    assert b"__cluster_dims__(SIZE, 1, 1)" in fake.source and fake.attributes[cuda.DYNAMIC_SHARED_MEMORY] == cuda.SHARED
-    fake.code = 1
-    assert cuda.clusters(DEVICE, 4) == 30  # once
-    with pytest.raises(RuntimeError, match=r"how many clusters .* failed with CUDA error 1"):
-        cuda.clusters(DEVICE, 2)
 
 
 def test_what_does_not_compile_says_why(fake: Libraries) -> None:

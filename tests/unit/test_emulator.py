@@ -43,17 +43,6 @@ def make_wider(machine: Machine) -> None:
     check_product(wide.run(x, replace(product, residual=product.residual.clone()), found), x, product)
 
 
-def make_four(machine: Machine) -> None:
-    """Four programs that share rows, of which the last finishes fewer tokens than the others."""
-    torch.manual_seed(0)
-    product, x = random_product("residual", 88, 170, 1280, "cpu"), random(88, 1280, device="cpu")
-    found = wide.cut(88, product, 5, 1)
-    assert found is not None and found.SPLIT == 4 and found.GROUPS == 3 and product.residual is not None
-    found, residual = replace(found, W_STAGES=2, X_STAGES=2), product.residual.clone()
-    machine.fresh = [x, residual]
-    check_product(wide.run(x, replace(product, residual=residual), found), x, product)
-
-
 def make_narrow(machine: Machine) -> None:
     torch.manual_seed(0)
     product, x = random_product("rms bias", 8, 203, 256, "cpu"), random(8, 256, device="cpu")
@@ -100,7 +89,6 @@ def make_passing(machine: Machine) -> None:
 MAKES = {
     "wide": make_wide,
     "wider": make_wider,
-    "four": make_four,
     "narrow": make_narrow,
     "layer": make_layer,
     "attention": make_attention,
@@ -149,19 +137,6 @@ MISTAKES = [
     ("wide", "barrier = at_other(mailed, 1 - part)", "barrier = mailed", "a barrier of another block"),
     ("wide", "    meet_cluster();", "    __syncthreads();", "there is no barrier"),
     ("wide", "expect(mailed, MAIL)", "expect(mailed, MAIL + 16)", FOREVER),
-    ("four", "    if (SPLIT == 4) meet_cluster_done();", "", "threads wrote what is at"),  # mail where a block is read
-    ("four", "    if (SPLIT == 4) meet_cluster_done();", "", WRONG),  # a block where mail is
-    ("four", "meet_cluster_done();", "meet_cluster();", "not said that"),
-    ("four", "await(mailed, 0);", "", "has ended"),
-    ("four", "max(0, min(MADE, EIGHTS - part * MADE))", "MADE", FOREVER),
-    ("four", "(SPLIT - 1) * BLOCKS * PAGE * max", "BLOCKS * PAGE * max", SOMETHING),
-    ("four", "((part ^ other) - 1) * LETTER", "0", WRONG),
-    ("four", "barrier = at_other(mailed, other)", "barrier = mailed", "a barrier of another block"),
-    ("four", "sum[b][(other * MADE + j) * 4]", "sum[b][j * 4]", WRONG),
-    ("four", "part == own ?", "part == own - 1 ?", WRONG),
-    ("four", "letter < SPLIT - 1", "letter < SPLIT - 2", WRONG),
-    ("four", "own_token = part * MADE * 8", "own_token = part * 8", WRONG),
-    ("four", "begin = part * blocks * SPAN", "begin = part / 2 * blocks * SPAN", WRONG),
     # Places in shared memory.
     ("wide", "(i * W_UNIT >> 4) + 2 * k", "(i * W_UNIT >> 4) + k", WRONG),
     ("wide", "ws + s * W_BYTES + i * W_UNIT", "ws + s * W_BYTES + i * W_UNIT + 64", "no multiple of 128"),
@@ -169,7 +144,6 @@ MISTAKES = [
     ("wide", "x_full = w_empty + 8 * W_STAGES", "x_full = w_empty + 8 * W_STAGES + 8", "not all in the shared memory"),
     ("wide", "x_full = w_empty + 8 * W_STAGES", "x_full = w_empty", FOREVER),
     ("wide", "(memory + (mail - xs) +", "(memory + (mail - xs) + 8192 +", "not in the shared memory"),
-    ("four", "MAIL_AT = SPLIT == 4 ? 0 :", "MAIL_AT = SPLIT == 4 ? 8 :", "no multiple of 16"),
     ("wider", "row * LINE) + 2 * k", "row * LINE + 1024) + 2 * k", WRONG),
     ("wider", "place(xs + t * X_BYTES", "place(xs + 16384 + t * X_BYTES", "not all in the shared memory"),
     ("narrow", "parts + buffer * WARPS", "parts + 2 * buffer * WARPS", "not in the shared memory"),

@@ -163,18 +163,6 @@ def compile_kernel(
     return Kernel(function, device)
 
 
-@cache
-def clusters(device: torch.device, size: int) -> int:
-    """How many clusters of so many programs run at a time, where each program has a multiprocessor to itself. They may
-    be fewer than there are multiprocessors for: those of a cluster must lie together."""
-    kernel = compile_kernel(Path(__file__).with_name("cluster.cu"), "nothing", {"SIZE": size}, SHARED, device)
-    count, launch = ctypes.c_int(), _Launch(size, 1, 1, 32, 1, 1, SHARED, None, None, 0)
-    with torch.cuda.device(device):
-        code = _loaded()[1].cuOccupancyMaxActiveClusters(ctypes.byref(count), kernel.function, ctypes.byref(launch))
-    _checked(code, "asking for how many clusters there is room")
-    return count.value
-
-
 def compile_image(source: bytes, name: str, constants: Mapping[str, int | str], device: torch.device) -> bytes:
     """Machine code for the GPU, and for no other kind: with all that this one can do."""
     compiler, program = _loaded()[0], ctypes.c_void_p()

@@ -51,10 +51,6 @@ __device__ __forceinline__ void copy(unsigned to, const void* from, int bytes, u
 __device__ __forceinline__ void meet_cluster() {  // all threads of its programs
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
 }
-// The same, of those that have not ended: what they had awaited before is over for all, and its memory may be written to.
-__device__ __forceinline__ void meet_cluster_done() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
 __device__ __forceinline__ unsigned at_other(unsigned at, int program) {  // the same place of another program
   unsigned there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(program));

@@ -8,7 +8,7 @@ multiprocessor reads about the same share, and nothing is left to be added up by
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import product as pairs
@@ -31,7 +31,6 @@ FEW = 16  # tokens up to which with large matrices others are faster
 STEP = 16  # tokens for which one kernel serves
 BLOCK = 64  # rows of W that the tensor cores of wider.cu take at a time
 FULL = 0.7  # of what wider.cu computes of many tokens, at least: with less it is no faster than cuBLAS
-ROOM = 0.75  # of all multiprocessors, at least, for programs of which four share rows
 WEIGHTS = 96 * 1024  # bytes of weights that should be under way at least
 WAITING = 768  # rows, in units of all: about 3 microseconds of reading, in which tokens arrive that are asked for
 
@@ -69,20 +68,9 @@ class Cut:
     @property
     def shared(self) -> int:
         """Bytes of all blocks, of sums that two programs exchange, and of barriers."""
-        mail = self.mail if self.SPLIT == 2 else 0  # of four programs it comes to where blocks were
-        return self.held + mail + 16 * (self.X_STAGES + self.W_STAGES) + 8
-
-    @property
-    def held(self) -> int:
-        """Bytes of all blocks."""
-        return self.unit * (self.X_STAGES * self.TOKENS + self.W_STAGES * self.ROWS)
-
-    @property
-    def mail(self) -> int:
-        """Bytes of sums that a program is sent at most. Tokens of wider.cu are dealt out by eights."""
-        tokens = SIDE * -(-self.TOKENS // (SIDE * self.SPLIT))
-        own = self.computed // self.TOKENS * tokens if self.BLOCKS else self.computed // self.SPLIT
-        return 4 * (self.SPLIT - 1) * own
+        blocks = self.unit * (self.X_STAGES * self.TOKENS + self.W_STAGES * self.ROWS)
+        mail = 2 * self.computed if self.SPLIT == 2 else 0  # half of them, of four bytes
+        return blocks + mail + 16 * (self.X_STAGES + self.W_STAGES) + 8
 
     @property
     def computed(self) -> int:
@@ -96,9 +84,8 @@ class Cut:
         return {**numbers, "WIDTH": f'"{width}"', **cuda.sums("SUM", width // 2, after=3)}
 
 
-def cut(tokens: int, product: Product, processors: int, fours: int = 0) -> Cut | None:
-    """How a product of so many tokens is cut up, None where the kernels are not made for it. `fours` clusters of four
-    programs find room at once on so many processors: more than there is room for would have to wait for the first."""
+def cut(tokens: int, product: Product, processors: int) -> Cut | None:
+    """How a product of so many tokens is cut up, None where the kernels are not made for it."""
     rows, depth = product.weight_NK.shape
     silu = product.act == "silu"
     if depth % DEEP or rows % (2 * SIDE if silu else 2) or not 1 <= tokens <= MANY:
@@ -111,19 +98,12 @@ def cut(tokens: int, product: Product, processors: int, fours: int = 0) -> Cut |
         ACT=cuda.ACTIVATIONS[product.act],
         ADD=product.residual is not None,
     )
-    columns = _sized(_blocks(found, tokens, rows, {2: processors // 2, 1: processors}), depth)
+    columns = _sized(_blocks(found, tokens, rows, processors), depth)
     if tokens > TOKENS:
-        room = {4: fours} if 4 * fours >= ROOM * processors else {}
-        both = (columns, _sized(_blocks(found, tokens, rows, room), depth))
-        return next((one for one in both if one and FULL * one.computed <= one.ROWS * one.TOKENS), None)
-    few = [one for one in (_sized(_shares(found, rows, processors), depth), columns) if one is not None]
-    return min(few, key=lambda one: _cost(one, rows), default=None)
-
-
-def _cost(found: Cut, rows: int) -> int:
-    """What all programs compute, with as many tokens finished by each: so it was when the kernels were compared."""
-    step = SIDE * found.SPLIT
-    return replace(found, TOKENS=-(-found.TOKENS // step) * step).computed * -(-rows // found.ROWS)
+        full = columns is not None and FULL * columns.computed <= columns.ROWS * columns.TOKENS
+        return columns if full else None
+    both = [one for one in (_sized(_shares(found, rows, processors), depth), columns) if one is not None]
+    return min(both, key=lambda one: one.computed * -(-rows // one.ROWS), default=None)
 
 
 def _sized(shares: Iterator[Cut], depth: int) -> Cut | None:
@@ -136,8 +116,7 @@ def _sized(shares: Iterator[Cut], depth: int) -> Cut | None:
             behind = 2 * DEEP * BLOCK if some.BLOCKS else 0
             forms = _forms(some, depth // (DEEP * some.SPLIT))
             enough = (form for form in forms if form.W_STAGES * form.ROWS * form.unit >= needed)
-            holding = (form for form in enough if form.SPLIT < 4 or form.held >= form.mail)
-            return next((form for form in holding if form.X_STAGES * form.TOKENS * form.unit >= behind), None)
+            return next((form for form in enough if form.X_STAGES * form.TOKENS * form.unit >= behind), None)
     return None
 
 
@@ -151,29 +130,21 @@ def _shares(found: Cut, rows: int, processors: int) -> Iterator[Cut]:
         yield replace(found, ROWS=own, SPLIT=split)
 
 
-def _blocks(found: Cut, tokens: int, rows: int, room: Mapping[int, int]) -> Iterator[Cut]:
+def _blocks(found: Cut, tokens: int, rows: int, processors: int) -> Iterator[Cut]:
     """Rows of a program of wider.cu: about as many for each, in blocks of which the last need not be full. Fewer rows
     than a block would mean much of x for each program: others are faster. Each eight tokens cost power, so there are no
-    more than must be. `room` says for how many clusters there is room at once, by programs of one."""
+    more than must be."""
     silu = cuda.ACTIVATIONS["silu"] == found.ACT
     outputs = rows // 2 if silu else rows
-    for split, clusters in room.items():
-        if silu and split > 1:
-            continue
-        own = -(-outputs // (SIDE * clusters)) * SIDE
-        fits = next((form for form in _groups(silu, split) if BLOCK <= own <= BLOCK * form[0] * form[1]), None)
+    for split in (1,) if silu else (2, 1):
+        own = -(-outputs // (SIDE * (processors // split))) * SIDE
+        forms = ((1, 1), (2, 1)) if silu else ((1, 1), (1, 2), (2, 2))  # groups, and blocks that each finishes
+        fits = next((form for form in forms if BLOCK <= own <= BLOCK * form[0] * form[1]), None)
         if fits is not None:
             groups, blocks = fits
             halves = 2 if silu else 1
             some = replace(found, ROWS=own * halves, SPLIT=split, GROUPS=groups, BLOCKS=blocks * halves)
-            yield replace(some, TOKENS=-(-tokens // SIDE) * SIDE)
-
-
-def _groups(silu: bool, split: int) -> tuple[tuple[int, int], ...]:
-    """Groups of four warps of wider.cu, and blocks that each finishes. Of three groups each has registers for one."""
-    if silu:
-        return (1, 1), (2, 1)
-    return ((1, 1), (1, 2), (3, 1), (2, 2)) if split == 4 else ((1, 1), (1, 2), (2, 2))
+            yield replace(some, TOKENS=-(-tokens // (SIDE * split)) * SIDE * split)
 
 
 def _forms(found: Cut, units: int) -> Iterator[Cut]:
@@ -196,8 +167,7 @@ def fitting(x: Tensor, product: Product) -> Cut | None:
         return None
     if not cuda.suits([x, *product.parts()]) or not cuda.hopper(x.device):
         return None
-    processors = torch.cuda.get_device_properties(x.device).multi_processor_count
-    found = cut(tokens, product, processors, cuda.clusters(x.device, 4))
+    found = cut(tokens, product, torch.cuda.get_device_properties(x.device).multi_processor_count)
     return None if found is None or (tokens <= FEW and found.ROWS > LARGE) else found
 
 

@@ -6,18 +6,12 @@
 // multiple of 8: nothing is computed for tokens that are not there, which would take power. Rows come in blocks of 64, the
 // last of which need not be full: what counts is that all programs read about the same share of W.
 //
-// Two or four programs (a cluster) may share rows, each in its part of the depth: the more do, the more rows a program has, and
-// the less of x it reads for them. At the end each finishes some tokens, of which the others send it their sums (mail).
-//   - Tokens are dealt out by eights, as many to each as its share is when rounded up: for the last fewer may be left, or none.
-//   - Mail from one other program has room of its own. From three it would take too much of the weights' room, so it comes to
-//     where blocks of W and x were. Before any is sent, all four have multiplied with their last blocks, and have met.
-//   - A program ends after all its mail has come: so none comes to one that has ended.
-//
-// Set when it is compiled: TOKENS, a multiple of 8, at most 128; ROWS of W that a program has, a multiple of 8, or of 16 with
-// silu; GROUPS of four warps that multiply, BLOCKS of 64 rows for each; SPLIT, 1, 2 or 4 programs that share rows; SPAN, the
-// depth of a block in units of 64 columns; W_STAGES and X_STAGES, blocks under way; BIAS; ADD; ACT (0: none, 1: silu of the
-// first half of the rows times the second, 2: gelu, its tanh form); and for the instruction WIDTH "TOKENS" and the names of its
-// TOKENS / 2 sums: SUM_NAMES "%0, %1, ...", SUM_SUMS "+f"(s[0]), ..., and SUM_0, SUM_1, SUM_2 of what follows.
+// Set when it is compiled: TOKENS, a multiple of 8 * SPLIT, at most 128; ROWS of W that a program has, a multiple of 8, or of 16 with
+// silu; GROUPS of four warps that multiply, BLOCKS of 64 rows for each; SPLIT, 1 or 2 programs that share rows, each in one half
+// of the depth; SPAN, the depth of a block in units of 64 columns; W_STAGES and X_STAGES, blocks under way; BIAS; ADD; ACT (0:
+// none, 1: silu of the first half of the rows times the second, 2: gelu, its tanh form); and for the instruction WIDTH "TOKENS"
+// and the names of its TOKENS / 2 sums: SUM_NAMES "%0, %1, ...", SUM_SUMS "+f"(s[0]), ..., and SUM_0, SUM_1, SUM_2 of what
+// follows.
 
 #include "hopper.cuh"
 #include "numbers.cuh"
@@ -25,13 +19,10 @@
 constexpr int DEEP = 64, SIDE = 64, MULTIPLYING = GROUPS * 128, THREADS = MULTIPLYING + 64;
 constexpr int LINE = DEEP * 2, W_UNIT = ROWS * LINE, X_UNIT = TOKENS * LINE;  // bytes of 64 columns
 constexpr int W_BYTES = SPAN * W_UNIT, X_BYTES = SPAN * X_UNIT, HELD = TOKENS / 2;
-constexpr int EIGHTS = TOKENS / 8, MADE = (EIGHTS + SPLIT - 1) / SPLIT;  // of tokens: all, and those that a program finishes
-constexpr int PAGE = MULTIPLYING * 16, LETTER = BLOCKS * MADE * PAGE;  // bytes of sums of a block and an eight; of one program
-constexpr int MAIL = (SPLIT - 1) * LETTER, HELD_BYTES = W_STAGES * W_BYTES + X_STAGES * X_BYTES;
-constexpr int MAIL_AT = SPLIT == 4 ? 0 : HELD_BYTES, END = SPLIT == 4 ? HELD_BYTES : HELD_BYTES + MAIL;
+constexpr int OWN = HELD / SPLIT, MADE = TOKENS / SPLIT;  // sums of a thread for each block, and tokens, that it finishes
+constexpr int MAIL = SPLIT == 2 ? MULTIPLYING * BLOCKS * OWN * 4 : 0;
 constexpr int FINISHED = ACT == 1 ? 1 : BLOCKS, OUTPUTS = ACT == 1 ? ROWS / 2 : ROWS;  // blocks of a group, outputs of a token
-static_assert(TOKENS % 8 == 0 && OUTPUTS % 8 == 0 && OUTPUTS <= GROUPS * FINISHED * SIDE && MAIL_AT + MAIL <= END, "");
-static_assert(SPLIT == 1 || SPLIT == 2 || SPLIT == 4, "");
+static_assert(TOKENS % (8 * SPLIT) == 0 && OUTPUTS % 8 == 0 && OUTPUTS <= GROUPS * FINISHED * SIDE, "");
 static_assert(ACT != 1 || (SPLIT == 1 && BLOCKS == 2), "");
 static_assert(X_STAGES * X_BYTES >= (SIDE - 8) * LINE, "");  // what a block that is not full reads behind the last weights
 
@@ -43,8 +34,8 @@ extern "C" __global__ void __cluster_dims__(SPLIT, 1, 1) __launch_bounds__(THREA
 product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16_t* __restrict__ bias, bf16_t* out,
         int tokens, int rows, int blocks) {
   extern __shared__ __align__(1024) char memory[];
-  const unsigned ws = address(memory), xs = ws + W_STAGES * W_BYTES, mail = ws + MAIL_AT;
-  const unsigned mailed = ws + END, w_full = mailed + 8, w_empty = w_full + 8 * W_STAGES;
+  const unsigned ws = address(memory), xs = ws + W_STAGES * W_BYTES, mail = xs + X_STAGES * X_BYTES;
+  const unsigned mailed = mail + MAIL, w_full = mailed + 8, w_empty = w_full + 8 * W_STAGES;
   const unsigned x_full = w_empty + 8 * W_STAGES, x_empty = x_full + 8 * X_STAGES;
   const int part = blockIdx.x % SPLIT, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int width = ACT == 1 ? rows / 2 : rows, first = blockIdx.x / SPLIT * OUTPUTS, begin = part * blocks * SPAN;
@@ -54,9 +45,9 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
     for (int s = 0; s < X_STAGES; s++) init(x_full + 8 * s, 1), init(x_empty + 8 * s, MULTIPLYING / 32);
     init(mailed, 1);
     barriers_made();
-    if (SPLIT > 1) expect(mailed, (SPLIT - 1) * BLOCKS * PAGE * max(0, min(MADE, EIGHTS - part * MADE)));
+    if (SPLIT == 2) expect(mailed, MAIL);
   }
-  if (SPLIT > 1)
+  if (SPLIT == 2)
     meet_cluster();
   else
     __syncthreads();
@@ -98,21 +89,21 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
   await_kernel_before();
   // A thread's sums are of two rows, eight apart, and of two tokens side by side; turned, of a token and two rows.
   const int group = warp / 4, own_row = group * FINISHED * SIDE + warp % 4 * 16;  // of the program's
-  const int own_token = part * MADE * 8 + lane / 4, rows_left = min(OUTPUTS, width - first);
+  const int own_token = part * MADE + lane / 4, rows_left = min(OUTPUTS, width - first);
   auto at = [&](int b, int half, int j) {
     return out + (size_t)(own_token + 8 * j) * width + first + own_row + b * SIDE + half * 8 + lane % 4 * 2;
   };
   auto there = [&](int b, int half, int j) {
     return own_token + 8 * j < tokens && own_row + b * SIDE + half * 8 + lane % 4 * 2 < rows_left;
   };
-  pair_t before[FINISHED][2][ADD ? MADE : 1];
+  pair_t before[FINISHED][2][ADD ? MADE / 8 : 1];
   if (ADD)
 #pragma unroll
     for (int b = 0; b < FINISHED; b++)
 #pragma unroll
       for (int half = 0; half < 2; half++)
 #pragma unroll
-        for (int j = 0; j < MADE; j++) before[b][half][j] = there(b, half, j) ? *(const pair_t*)at(b, half, j) : 0;
+        for (int j = 0; j < MADE / 8; j++) before[b][half][j] = there(b, half, j) ? *(const pair_t*)at(b, half, j) : 0;
 
   float sum[BLOCKS][HELD];
 #pragma unroll 1
@@ -139,43 +130,29 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
 #pragma unroll
   for (int b = 0; b < BLOCKS; b++) settled(sum[b]);
 
-  if (SPLIT > 1) {
-    // All threads have awaited all blocks, and what they made of them; warps that read have ended and are not waited for.
-    if (SPLIT == 4) meet_cluster_done();
+  if (SPLIT == 2) {
+    const unsigned to = at_other(mail + threadIdx.x * 16, 1 - part), barrier = at_other(mailed, 1 - part);
 #pragma unroll
-    for (int other = 0; other < SPLIT; other++) {
-      if (other == part) continue;
-      const unsigned to = at_other(mail + ((part ^ other) - 1) * LETTER + threadIdx.x * 16, other);
-      const unsigned barrier = at_other(mailed, other);
+    for (int b = 0; b < BLOCKS; b++)
 #pragma unroll
-      for (int b = 0; b < BLOCKS; b++)
-#pragma unroll
-        for (int j = 0; j < MADE && other * MADE + j < EIGHTS; j++) {
-          const float* s = &sum[b][(other * MADE + j) * 4];
-          send(to + (b * MADE + j) * PAGE, s[0], s[1], s[2], s[3], barrier);
-        }
-    }
-    // Sums of the tokens that this program finishes come first. Registers have no addresses: each is named, and chosen.
-#pragma unroll
-    for (int own = 1; own < SPLIT; own++)
-#pragma unroll
-      for (int b = 0; b < BLOCKS; b++)
-#pragma unroll
-        for (int i = 0; i < MADE * 4 && own * MADE * 4 + i < HELD; i++)
-          sum[b][i] = part == own ? sum[b][own * MADE * 4 + i] : sum[b][i];
+      for (int i = 0; i < OWN; i += 4) {
+        const float* one = &sum[b][i];
+        const float* other = &sum[b][(OWN + i) % HELD];
+        send(to + (b * OWN + i) / 4 * MULTIPLYING * 16, part ? one[0] : other[0], part ? one[1] : other[1],
+             part ? one[2] : other[2], part ? one[3] : other[3], barrier);
+      }
     await(mailed, 0);
 #pragma unroll
-    for (int letter = 0; letter < SPLIT - 1; letter++)
+    for (int b = 0; b < BLOCKS; b++)
 #pragma unroll
-      for (int b = 0; b < BLOCKS; b++)
+      for (int i = 0; i < OWN; i += 4) {
+        const float4 v =
+            *(const float4*)(memory + (mail - ws) + threadIdx.x * 16 + (b * OWN + i) / 4 * MULTIPLYING * 16);
+        const float got[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-        for (int j = 0; j < MADE; j++) {
-          const float4 v =
-              *(const float4*)(memory + MAIL_AT + letter * LETTER + (b * MADE + j) * PAGE + threadIdx.x * 16);
-          const float got[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-          for (int e = 0; e < 4; e++) sum[b][j * 4 + e] += got[e];
-        }
+        for (int e = 0; e < 4; e++)
+          sum[b][i + e] = (part ? sum[b][(OWN + i + e) % HELD] : sum[b][i + e]) + got[e];
+      }
   }
 
 #pragma unroll
@@ -186,7 +163,7 @@ product(const __grid_constant__ Map w, const __grid_constant__ Map x, const bf16
       float add = 0.f, add_up = 0.f;
       if (BIAS && row < width) add = low(bias[row]), add_up = ACT == 1 ? low(bias[row + width]) : 0.f;
 #pragma unroll
-      for (int j = 0; j < MADE; j++) {
+      for (int j = 0; j < MADE / 8; j++) {
         const pair_t old = ADD ? turned(before[b][half][j]) : 0;
         float v[2];
 #pragma unroll
