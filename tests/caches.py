@@ -38,6 +38,13 @@ def case(shape: Shape, dtype: torch.dtype, device: str = DEVICE) -> tuple[tuple[
     return (q, k, v), seen
 
 
+def rising(k: Tensor) -> Tensor:
+    """Keys of which later ones have far greater scores, and some of these follow smaller ones."""
+    length = k.shape[-2]
+    sizes = torch.linspace(0.1, 12, length, device=k.device) * torch.linspace(0, 9, length, device=k.device).cos().abs()
+    return (k * sizes[:, None]).to(k.dtype)
+
+
 def seen_by(slots: Tensor, fed: Tensor, step: int) -> Visibility:
     """The rule with its numbers of blocks."""
     written = (fed <= step).view(-1, BLOCK)

@@ -57,6 +57,14 @@ def test_norms_and_activations_agree_with_float64(width: int, dtype: torch.dtype
         assert (found.double() - wanted).abs().max() <= bound * wanted.abs().max(), name
 
 
+@pytest.mark.parametrize(("offset", "bound"), [(0, 3e-6), (-30, 3e-6), (1e4, 2e-3)])
+def test_a_layer_norm_of_numbers_far_from_zero_is_as_good(offset: float, bound: float) -> None:
+    """But for the digits that the numbers themselves have lost."""
+    x = _random(5, 2304) + offset
+    found, wanted = _kernels().layer_norm(x, None, None, 1e-5), plain.layer_norm(x.double(), None, None, 1e-5)
+    assert (found.double() - wanted).abs().max() <= bound * wanted.abs().max()
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter rounds otherwise")
 def test_a_norm_rounds_as_its_plain_form() -> None:
     x, weight = _random(7, 1024, dtype=torch.bfloat16), _random(1024, dtype=torch.bfloat16)

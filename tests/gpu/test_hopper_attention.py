@@ -19,7 +19,7 @@ if not torch.cuda.is_available() or torch.cuda.get_device_capability() != cuda.H
 
 from diagonal.engine.kernels import attention, fused, hopper_attention, plain
 from diagonal.engine.kernels.visibility import BLOCK, NOWHERE, Visibility
-from tests.caches import BOUND, Shape, case, error
+from tests.caches import BOUND, Shape, case, error, rising
 from tests.gpu import poisoned
 from tests.gpu.test_attention import attended
 
@@ -79,7 +79,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_kernel_agrees_with_its_twin(
     shape: Shape, processors: int, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hopper_attention, "groups", lambda blocks: groups)
+    monkeypatch.setattr(hopper_attention, "GROUPS", (groups,))
     qkv, seen = _given(shape)
     out = attended(qkv, seen, processors)
     assert out.dtype == torch.bfloat16 and out.transpose(1, 2).is_contiguous()
@@ -94,6 +94,14 @@ def test_true_sizes_agree_too(shape: Shape, ordered: bool) -> None:
     qkv, seen = _given(shape)
     if ordered:
         seen = replace(seen, slots_S=torch.cat([seen.slots_S[:-1].sort().values, seen.slots_S[-1:]]))
+    assert error(attended(qkv, seen), qkv, seen) < BOUND[torch.bfloat16]
+
+
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[3], REAL[-1]], ids=str)
+def test_scores_may_grow_from_round_to_round(shape: Shape) -> None:
+    (q, k, v), seen = _given(shape)
+    qkv = (q, rising(k), v)
+    torch.cuda.synchronize()
     assert error(attended(qkv, seen), qkv, seen) < BOUND[torch.bfloat16]
 
 
@@ -146,7 +154,7 @@ def test_a_step_sees_what_it_writes_itself(least: int, width: int) -> None:
 @pytest.mark.parametrize("shape", PROMPTS, ids=str)
 def test_prompts_agree_with_float64(shape: Shape, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies behind a prompt's last slot in its cache is nobody's business, even if it is no number."""
-    monkeypatch.setattr(hopper_attention, "groups", lambda blocks: groups)
+    monkeypatch.setattr(hopper_attention, "PROMPT", groups)
     torch.manual_seed(0)
     batch, heads, kv_heads, queries, length, width = shape
     q = torch.randn(batch, heads, queries, width, device="cuda").bfloat16()

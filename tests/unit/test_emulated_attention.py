@@ -11,7 +11,7 @@ from torch import Tensor
 from diagonal.engine.kernels import hopper_attention, plain
 from diagonal.engine.kernels.hopper_attention import Share, blocks_of
 from diagonal.engine.kernels.visibility import BLOCK, Visibility, whole_blocks
-from tests.caches import BOUND, Shape, case, error, merged, parts_for
+from tests.caches import BOUND, Shape, case, error, merged, parts_for, rising
 from tests.cuda_on_cpu import Machine
 from tests.gpu import poisoned
 
@@ -93,6 +93,16 @@ def test_rounds_that_a_block_does_not_see_are_passed_over(machine: Machine) -> N
     assert not out_BSHD[:, :16].isnan().any() and out_BSHD[:, 16:].isnan().all()
 
 
+@pytest.mark.parametrize("case", [1, 3, 6], ids=lambda case: str(CASES[case]))
+def test_scores_may_grow_from_round_to_round(case: int, machine: Machine) -> None:
+    """What was mixed before is rescaled then: far from everywhere, as scores of most rounds are not so much greater."""
+    shape, tiles, parts = CASES[case]
+    (q, k, v), seen = given(shape)
+    qkv = (q, rising(k), v)
+    out = attended(machine, qkv, seen, shared(blocks_of(q, k), tiles, *parts))
+    assert error(out, qkv, seen) < BOUND[torch.bfloat16]
+
+
 @pytest.mark.parametrize("whole", [0, 3, 9])
 def test_blocks_that_all_see_need_not_be_said_to_be(whole: int, machine: Machine) -> None:
     """Looked at one by one or not, keys have the same weights."""
@@ -127,7 +137,7 @@ def test_inputs_of_a_prompt_see_themselves_and_those_before_them(
     shape: Shape, groups: int, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What lies in blocks behind the prompt is nobody's business, even if it is no number."""
-    monkeypatch.setattr(hopper_attention, "groups", lambda blocks: groups)
+    monkeypatch.setattr(hopper_attention, "PROMPT", groups)
     torch.manual_seed(0)
     batch, heads, kv_heads, queries, length, width = shape
     q, (k, v) = torch.randn(batch, heads, queries, width), torch.randn(2, batch, kv_heads, length, width)

@@ -12,7 +12,7 @@ import torch
 
 from diagonal.engine.kernels import cuda, hopper_attention, narrow, wide
 from diagonal.engine.kernels.visibility import Visibility
-from tests.caches import BOUND, error, merged, parts_for
+from tests.caches import BOUND, error, merged, parts_for, rising
 from tests.cuda_on_cpu import Machine
 from tests.products import check_product, random, random_product
 
@@ -76,9 +76,10 @@ def make_passing(machine: Machine) -> None:
     """Five blocks of rows in three tiles, two of which have two parts; there are rounds that not all of them see, and
     some that nobody does."""
     torch.manual_seed(0)
-    q, (k, v) = random(1, 4, 70, 64, device="cpu"), random(2, 1, 1, 1216, 64, device="cpu")
+    q, (k, v) = random(1, 4, 70, 128, device="cpu"), random(2, 1, 1, 1216, 128, device="cpu")
     slots, needed = torch.arange(70) * 16, torch.arange(1216, dtype=torch.int32)
     needed[192:448] = torch.iinfo(torch.int32).max
+    k = rising(k)
     seen, share = Visibility(slots, needed, torch.tensor([0]), torch.tensor([19])), hopper_attention.Share(3, 2, 2, 1)
     parts = parts_for(q, share)
     parts[0].fill_(torch.nan)
@@ -160,6 +161,9 @@ MISTAKES = [
     ("passing", "part == 0)  // parts that other", "part == 7)  // parts that other", WRONG),
     ("passing", "longer + behind / fewer", "behind / fewer", WRONG),
     ("passing", "return part + n * parts;", "return n;", WRONG),
+    # What is left out.
+    ("passing", "mixed[i] *= decay[i % 4 / 2]", "mixed[i] *= decay[i % 2]", WRONG),
+    ("passing", "total[h] = total[h] * decay[h] + sum", "total[h] += sum", WRONG),
     # Norms.
     ("narrow", "scale += squares_of[k][token]", "scale += squares_of[0][token]", WRONG),
     ("narrow", "if (GAIN && (h == 0", "if (h > 0 && (h == 0", WRONG),

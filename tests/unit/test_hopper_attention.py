@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from diagonal.engine.kernels import cuda, hopper_attention
-from diagonal.engine.kernels.hopper_attention import Cut, Share, blocks_of, groups, share, shared_by
+from diagonal.engine.kernels.hopper_attention import Cut, Share, blocks_of, share, shared_by
 from diagonal.engine.kernels.visibility import Visibility
 
 
@@ -21,9 +21,10 @@ def test_a_program_fits_a_multiprocessor(count: int, width: int) -> None:
     assert constants["SCORE_2"] == f'"%{found.keys // 2 + 2}"' and constants["MIX_4"] == f'"%{width // 2 + 4}"'
 
 
-@pytest.mark.parametrize(("blocks", "wanted"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (6, 3), (8, 2)])
-def test_as_few_programs_as_possible_are_idle(blocks: int, wanted: int) -> None:
-    assert groups(blocks) == wanted
+@pytest.mark.parametrize(("blocks", "tiles"), [(1, 1), (2, 1), (3, 1), (4, 2), (5, 3), (6, 2), (7, 4), (8, 4)])
+def test_programs_are_busy_for_about_the_same_time(blocks: int, tiles: int) -> None:
+    """16 of them for each key head of Cosmos."""
+    assert share(blocks, 16, 64).tiles == tiles
 
 
 def given(heads: int, kv_heads: int, queries: int, length: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,9 +63,8 @@ def test_tiles_with_more_blocks_have_no_fewer_parts(blocks: int, programs: int) 
 
 
 def test_five_blocks_take_no_longer_than_they_must() -> None:
-    """16 programs: three blocks in ten parts and two in six, or three in nine and two in seven."""
-    found = share(5, 16, 64)
-    assert found in (Share(2, 1, 10, 6), Share(2, 1, 9, 7))
+    """Two, two and one of them, in six parts and four."""
+    assert share(5, 16, 64) == Share(3, 2, 6, 4)
 
 
 def test_too_many_heads_for_a_block_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,8 +218,8 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
       for (int j = 0; j < KEYS / 8; j++) weights[j * 2 + h] = pack(s[j * 4 + h * 2], s[j * 4 + h * 2 + 1]);
   };
 
-  auto sees = [&](int n) {  // any key of a round
-    if (latest < 0 || n < plain_count) return latest >= 0;
+  auto sees = [&](int n) {  // any key of a round; with small heads a look takes longer than it saves
+    if (latest < 0 || n < plain_count || (D == HALF && !CAUSAL)) return latest >= 0;
     const int key = round_of(n) * KEYS;
     if (CAUSAL) return key <= latest;
     await(k_full + 8 * (n % STAGES), n / STAGES & 1);

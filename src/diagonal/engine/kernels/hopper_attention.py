@@ -9,6 +9,7 @@ ended: these must have been written before that one began.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,8 @@ from diagonal.engine.kernels.visibility import Visibility
 WIDTHS = (64, 128)  # of heads
 SIDE = 64  # rows of four warps: a block
 EIGHT = 8  # neighbouring queries are fetched by eights
+GROUPS = (2, 3)  # of four warps that a program of a step may have, a block each; one where there is but one block
+PROMPT = 2  # groups of a program of a prompt: with three, rounds are shorter, and more of them takes longer
 MOST = 8  # rounds under way
 
 # Mixtures of values, their log-sum-exps, and what they are to be multiplied with; a single part has but the first.
@@ -96,6 +99,11 @@ class Share:
     def programs(self) -> int:
         return self.longer * self.more + (self.tiles - self.longer) * self.fewer
 
+    def time(self, blocks: int) -> float:
+        """Of the longest program: blocks times the part of the keys."""
+        deepest = -(-blocks // self.tiles)
+        return max(deepest / self.more, (deepest - 1) / self.fewer)
+
 
 def queries_of(shared: int) -> int:
     """Neighbouring queries that a block has of each of the heads that share keys; 0 where these are too many."""
@@ -107,24 +115,18 @@ def blocks_of(q_BHSD: Tensor, k_BKLD: Tensor) -> int:
     return -(-q_BHSD.shape[2] // queries_of(_shared(q_BHSD, k_BKLD)))
 
 
-def groups(blocks: int) -> int:
-    """Blocks of a tile at most: as many as leave the fewest programs idle, but several where there are several."""
-    return 1 if blocks == 1 else min((3, 2), key=lambda count: -(-blocks // count) * count)
-
-
 def share(blocks: int, programs: int, most: int) -> Share:
-    """Tiles, and their parts, at most `most`: about the same work for all programs that a problem can have."""
-    tiles = -(-blocks // groups(blocks))
-    full = (blocks - 1) // tiles  # blocks that all tiles have, but those with one more
-    longer = blocks - full * tiles
-    if longer == tiles:
-        even = max(1, min(most, programs // tiles))
-        return Share(tiles, tiles, even, even)
-    forms = [
-        Share(tiles, longer, max(1, min(most, (programs - (tiles - longer) * fewer) // longer)), fewer)
-        for fewer in range(1, max(1, min(most, programs // tiles)) + 1)
-    ]
-    return min(forms, key=lambda form: max((full + 1) / form.more, full / form.fewer))
+    """Tiles, and their parts, at most `most`, so that all programs that a problem can have are busy for about the same
+    time; of equals that with the smallest tiles."""
+    forms = [one for count in GROUPS for one in _shares(blocks, -(-blocks // count), programs, most)]
+    return min(forms, key=lambda one: one.time(blocks))
+
+
+def _shares(blocks: int, tiles: int, programs: int, most: int) -> Iterator[Share]:
+    longer = blocks - (blocks - 1) // tiles * tiles
+    for fewer in range(max(1, min(most, programs // tiles)), 0, -1):
+        left = programs if longer == tiles else programs - (tiles - longer) * fewer
+        yield Share(tiles, longer, max(1, min(most, left // longer)), fewer)
 
 
 def shared_by(q_BHSD: Tensor, k_BKLD: Tensor, processors: int, most: int) -> Share:
@@ -157,7 +159,7 @@ def prompt(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
     """Attention of queries whose slots are 0 to S - 1, each to its own slot and those before it: (B, H, S, D)."""
     batch, heads, queries, width = q_BHSD.shape
     out_BSHD, blocks = q_BHSD.new_empty(batch, queries, heads, width), blocks_of(q_BHSD, k_BKLD)
-    found = Cut(width, _shared(q_BHSD, k_BKLD), groups(blocks), SPLIT=False, CAUSAL=True)
+    found = Cut(width, _shared(q_BHSD, k_BKLD), min(PROMPT, blocks), SPLIT=False, CAUSAL=True)
     tiles = -(-blocks // found.GROUPS)
     _launch(found, (q_BHSD, k_BKLD, v_BKLD), (*(None,) * 4, out_BSHD, None, None), Share(tiles, tiles, 1, 1))
     return out_BSHD.transpose(1, 2)

@@ -26,7 +26,8 @@ ROWS = 256  # of a program, at most
 SMALL, LARGE = 64, 128  # rows of a program for which blocks are deepest, and for which they are deeper than a unit
 TOKENS = 64  # of wide.cu, at most: the rows of the tensor cores' product
 MANY = 128  # tokens of wider.cu, at most
-LEAST, DEPTH = 9, 8192  # with fewer tokens others are faster where a matrix is deeper than DEPTH
+# With fewer tokens than LEAST others are faster where a matrix is deeper than DEPTH and has no more rows than HEIGHT.
+LEAST, DEPTH, HEIGHT = 9, 8192, 4096
 FEW = 16  # tokens up to which with large matrices others are faster
 STEP = 16  # tokens for which one kernel serves
 BLOCK = 64  # rows of W that the tensor cores of wider.cu take at a time
@@ -163,7 +164,8 @@ def _forms(found: Cut, units: int) -> Iterator[Cut]:
 def fitting(x: Tensor, product: Product) -> Cut | None:
     """How the kernel would make a product, None where it cannot, or where others are faster."""
     tokens, both = x.numel() // x.shape[-1], product.act is not None and product.residual is not None
-    if both or product.norm is not None or (tokens < LEAST and x.shape[-1] > DEPTH):
+    rows, depth = product.weight_NK.shape
+    if both or product.norm is not None or (tokens < LEAST and depth > DEPTH and rows <= HEIGHT):
         return None
     if not cuda.suits([x, *product.parts()]) or not cuda.hopper(x.device):
         return None
