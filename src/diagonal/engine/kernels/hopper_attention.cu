@@ -13,7 +13,8 @@
 // Set when it is compiled: D, the width of heads, 64 or 128; SHARED, query heads that share a key head, at most 8; GROUPS, 1 to
 // 3; KEYS, a multiple of 64; STAGES, rounds under way; SPLIT, whether the keys are in parts; CAUSAL, whether the queries are a
 // prompt that fills the first slots: then nobody says who sees whom, tiles have neighbouring blocks, and those with many keys
-// come first; MORE and LESS, registers of threads that multiply, and of others, or 0 for as many as there are; for the
+// come first; PAIRED, whether two programs run on a multiprocessor: one block alone waits for each of its rounds, so that another
+// has time; MORE and LESS, registers of threads that multiply, and of others, or 0 for as many as there are; for the
 // instructions the names of their sums, SCORE_NAMES "%0, %1, ..." with SCORE_SUMS "+f"(s[0]), ... and SCORE_0, ... of what
 // follows, and MIX_ the same.
 //
@@ -23,7 +24,8 @@
 #include "hopper.cuh"
 #include "numbers.cuh"
 
-constexpr int HALF = 64, HALVES = D / HALF, ROWS = GROUPS * 64, MULTIPLYING = GROUPS * 128, THREADS = MULTIPLYING + 128;
+constexpr int HALF = 64, HALVES = D / HALF, ROWS = GROUPS * 64, MULTIPLYING = GROUPS * 128;
+constexpr int THREADS = MULTIPLYING + (PAIRED ? 32 : 128);  // registers are given away by whole groups
 constexpr int QUERIES = 64 / SHARED / 8 * 8;  // of a block
 constexpr int BLOCK = 64, ROUND = KEYS / BLOCK;  // slots that `whole` and `extent` count; of these in a round
 constexpr int Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2;
@@ -38,7 +40,7 @@ __device__ __forceinline__ void mix(float (&s)[D / 2], const pair_t* p, u64 v) {
   MIX(s, p, v, MIX_WIDTH, MIX_NAMES, MIX_SUMS, MIX_0, MIX_1, MIX_2, MIX_3, MIX_4);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, PAIRED ? 2 : 1)
 attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __grid_constant__ Map v,
        const long long* slots, const int* needed, const long long* whole, const long long* extent, bf16_t* out, float* lse,
        float* sizes, int queries, int length, int kv_heads, int tiles, int more, int fewer, float scale) {

@@ -47,13 +47,19 @@ class Cut:
 
     @property
     def keys(self) -> int:
-        """Of a round: as many as registers hold the scores of; few for small heads, of which there are few rounds."""
-        return 64 if self.GROUPS == 3 or self.D == SIDE else 128
+        """Of a round: as many as registers hold the scores of; few for small heads, of which there are few rounds, and for
+        two programs that share a multiprocessor's memory."""
+        return 128 if self.GROUPS < 3 and self.D > SIDE and not self.paired else 64
+
+    @property
+    def paired(self) -> bool:
+        """Whether there are two programs on a multiprocessor."""
+        return self.SPLIT and together(self.D, self.GROUPS) == 2
 
     @property
     def threads(self) -> int:
-        """Those that multiply, and four warps of which one reads."""
-        return 128 * (self.GROUPS + 1)
+        """Those that multiply, and a warp that reads, or four of which one does."""
+        return 128 * self.GROUPS + (32 if self.paired else 128)
 
     @property
     def _round(self) -> int:
@@ -62,7 +68,8 @@ class Cut:
 
     @property
     def stages(self) -> int:
-        return min(MOST, (cuda.SHARED - 2 * self.D * self.rows - 8) // self._round)
+        room = cuda.SHARED // 2 - 512 if self.paired else cuda.SHARED  # each program takes 1 KB besides
+        return min(MOST, (room - 2 * self.D * self.rows - 8) // self._round)
 
     @property
     def shared(self) -> int:
@@ -76,6 +83,7 @@ class Cut:
             **{name: int(value) for name, value in asdict(self).items()},
             "KEYS": self.keys,
             "STAGES": self.stages,
+            "PAIRED": int(self.paired),
             "MORE": more,
             "LESS": less,
             "SCORE_WIDTH": f'"{self.keys}"',
@@ -129,9 +137,16 @@ def _shares(blocks: int, tiles: int, programs: int, most: int) -> Iterator[Share
         yield Share(tiles, longer, max(1, min(most, left // longer)), fewer)
 
 
+def together(width: int, blocks: int) -> int:
+    """Programs on a multiprocessor at a time. One block of rows has no other to compute while it waits; with small heads
+    there are too few rounds for more parts."""
+    return 2 if blocks == 1 and width > SIDE else 1
+
+
 def shared_by(q_BHSD: Tensor, k_BKLD: Tensor, processors: int, most: int) -> Share:
-    """How a step is shared, for a program on every multiprocessor."""
-    return share(blocks_of(q_BHSD, k_BKLD), processors // (k_BKLD.shape[0] * k_BKLD.shape[1]), most)
+    """How a step is shared by all programs that run at a time."""
+    blocks, problems = blocks_of(q_BHSD, k_BKLD), k_BKLD.shape[0] * k_BKLD.shape[1]
+    return share(blocks, together(q_BHSD.shape[3], blocks) * processors // problems, most)
 
 
 def fitting(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> bool:
