@@ -1,9 +1,11 @@
 """How long one product of a layer takes, or its attention, by our kernels and by others, beside reading what it must:
 
     python benchmarks/kernels.py --model cosmos/4b --tokens 1 16 48 96 --keys 4000 9500 --out NAME.json
+    python benchmarks/kernels.py --model cosmos/4b --schedule diagonal:k=2,d=10 --known 2 --steps 30 60 --out NAME.json
 
 Each row is a chain of calls of one kind, with the weights (the keys and values) of as many layers in turn as no cache
 holds, recorded as a CUDA graph: microseconds from the end of one call to the end of the next, the median over replays.
+Attention is to keys that all queries see, or that are all looked at, or with a schedule to what its steps' queries see.
 `others` are cuBLAS with kernels of their own for norm and activation, and Triton's attention. `reading` is what the
 bytes of weights, or of keys and values, take at the bandwidth of a large copy in the same run. Numbers are random, in
 bfloat16.
@@ -28,13 +30,16 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.attention import Causal
+from diagonal.engine.graphs import padded, tables
 from diagonal.engine.kernels import narrow, products, wide
-from diagonal.engine.kernels.visibility import Visibility, whole_blocks
+from diagonal.engine.kernels.visibility import BLOCK, Visibility, whole_blocks
 from diagonal.engine.product import Norm, Product
 from diagonal.engine.protocols import CacheSpec, token_variant
 from diagonal.evaluation.machine import Clock, bandwidth, describe
 from diagonal.files import atomic
+from diagonal.grid import Grid, Layout
 from diagonal.names import find
+from diagonal.plan import NEVER, Order, Plan, make_plan
 
 BYTES = {"cuda": 400e6, "cpu": 0.0}  # of weights in turn: several times what a cache holds
 REPLAYS = 20
@@ -126,47 +131,78 @@ def time_product(kind: Kind, tokens: int, device: torch.device) -> dict[str, Any
         }
 
 
-def time_attention(spec: CacheSpec, tokens: int, keys: int, device: torch.device) -> Iterator[dict[str, Any]]:
-    """A step's attention to so many keys: all of them seen by all, or each looked at."""
+def time_attention(spec: CacheSpec, seen: Visibility, what: str) -> dict[str, Any]:
+    """The attention of a step in which the queries see this."""
     from diagonal.engine.kernels.attention import attend
 
-    length, own = whole_blocks(keys), 2 * spec.kv_heads * keys * spec.head_dim * 2
+    device, tokens, length = seen.slots_S.device, len(seen.slots_S), len(seen.needed_L)
+    keys = int((seen.needed_L <= seen.slots_S.max()).sum())
+    own = 2 * spec.kv_heads * keys * spec.head_dim * 2
     caches = [
         torch.randn(2, 1, spec.kv_heads, length, spec.head_dim, device=device).bfloat16()
         for _ in range(max(2, math.ceil(BYTES[device.type] / own)))
     ]
     q = torch.randn(1, spec.kv_heads * spec.group, tokens, spec.head_dim, device=device).bfloat16()
-    slots = torch.full((tokens,), length - 1, device=device)
+    calls = [partial(attend, q, cache[0], cache[1], seen) for cache in caches]
+    ours = microseconds(calls, device)
+    with others():
+        other = microseconds(calls, device)
+    name = f"attention, {keys} keys, {what}"
+    return {"what": name, "tokens": tokens, "us": ours, "us_others": other, "bytes": own}
+
+
+def seen_by_all(tokens: int, keys: int, device: torch.device) -> Iterator[tuple[Visibility, str]]:
+    """So many keys, all of them known to be seen by all, or each looked at."""
+    length = whole_blocks(keys)
+    slots = torch.full((tokens,), keys - 1, device=device)
     needed = torch.arange(length, dtype=torch.int32, device=device)
-    blocks = torch.tensor([length // 64], device=device)
-    for name, whole in (("all seen", blocks), ("each looked at", 0 * blocks)):
-        seen = Visibility(slots, needed, whole, blocks)
-        calls = [lambda cache=cache, seen=seen: attend(q, cache[0], cache[1], seen) for cache in caches]
-        ours = microseconds(calls, device)
-        with others():
-            other = microseconds(calls, device)
-        what = f"attention, {keys} keys, {name}"
-        yield {"what": what, "tokens": tokens, "us": ours, "us_others": other, "bytes": own}
+    blocks, whole = (torch.tensor([number // BLOCK], device=device) for number in (length, keys))
+    yield Visibility(slots, needed, whole, blocks), "all seen"
+    yield Visibility(slots, needed, 0 * whole, blocks), "each looked at"
+
+
+def seen_in(plan: Plan, step: int, device: torch.device) -> Visibility:
+    """What the queries of a plan's step see, as a recorded step finds it."""
+    if not 1 <= step < len(plan.steps):
+        raise ValueError(f"step {step} given; the plan has steps 1 to {len(plan.steps) - 1} after the prompt's")
+    length, table = plan.layout.length, tables(plan, device)[padded(len(plan.steps[step].read))]
+    table.cursor[0] = int((table.rows[:, -1] == step).nonzero())
+    fed_L = torch.full((whole_blocks(length),), NEVER, dtype=torch.int32, device=device)
+    fed_L[:length] = torch.from_numpy(plan.first_fed).to(fed_L)
+    return table.next(fed_L, torch.zeros(1, length + 1, dtype=torch.long, device=device))[2]
+
+
+def plan_of(model: str, schedule: str, known: int) -> Plan:
+    """The plan of a whole window of a model after so many frames."""
+    config: Any = token_variant(find("models", model), model).config
+    layout = Layout(Grid(config.frames, config.rows, config.cols), len(config.prefix_ids), config.suffix)
+    return make_plan(layout, Order.of(schedule), known)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--tokens", type=int, nargs="+", required=True)
-    parser.add_argument("--keys", type=int, nargs="*", default=[])
+    parser.add_argument("--tokens", type=int, nargs="*", default=[])
+    parser.add_argument("--keys", type=int, nargs="*", default=[], help="of attention with so many tokens")
+    parser.add_argument("--schedule", help="of whose steps attention is measured")
+    parser.add_argument("--steps", type=int, nargs="*", default=[])
+    parser.add_argument("--known", type=int, default=1, help="frames before the first step")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     device, (kinds, spec) = torch.device(given.device), kinds_of(given.model)
     speed, rows = bandwidth(device), list[dict[str, Any]]()
     for tokens in given.tokens:
-        made = [time_product(kind, tokens, device) for kind in kinds]
-        made += [row for keys in given.keys for row in time_attention(spec, tokens, keys, device)]
-        for row in made:
-            row["us_reading"] = row["bytes"] / speed * 1e6
-            took = f"{row['us']:8.1f} us, others {row['us_others']:8.1f}, reading {row['us_reading']:8.1f}"
-            sys.stdout.write(f"{tokens:4} tokens {took}  {row['what']}\n")
-        rows += made
+        rows += [time_product(kind, tokens, device) for kind in kinds]
+        pairs = (pair for keys in given.keys for pair in seen_by_all(tokens, keys, device))
+        rows += [time_attention(spec, *pair) for pair in pairs]
+    if given.schedule is not None:
+        plan = plan_of(given.model, given.schedule, given.known)
+        rows += [time_attention(spec, seen_in(plan, step, device), f"step {step}") for step in given.steps]
+    for row in rows:
+        row["us_reading"] = row["bytes"] / speed * 1e6
+        took = f"{row['us']:8.1f} us, others {row['us_others']:8.1f}, reading {row['us_reading']:8.1f}"
+        sys.stdout.write(f"{row['tokens']:4} tokens {took}  {row['what']}\n")
     command = "python " + " ".join(sys.argv)
     result = {"kind": "kernels", "command": command, "model": given.model, "bandwidth_gbs": speed / 1e9, "rows": rows}
     with atomic(given.out) as temporary:

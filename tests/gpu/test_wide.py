@@ -69,7 +69,9 @@ def test_tokens_of_several_videos_are_tokens() -> None:
 def test_what_it_is_not_made_for_is_left_to_others() -> None:
     x, product = random(48, 1024), random_product("plain", 48, 512, 1024)
     assert wide.fitting(x, product) is not None
-    assert wide.fitting(x[:8], product) is None
+    assert wide.fitting(x[:8], product) is not None
+    deep = random_product("plain", 8, 4096, 8256)
+    assert wide.fitting(random(9, 8256), deep) is not None and wide.fitting(random(8, 8256), deep) is None
     assert wide.fitting(random(129, 1024), product) is None
     large = random_product("plain", 17, 28672, 128)
     assert wide.fitting(random(17, 128), large) is not None

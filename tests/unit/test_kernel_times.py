@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -37,6 +38,28 @@ def test_others_are_asked_and_then_no_more() -> None:
     with kernels.others():
         assert narrow.fitting(torch.zeros(1), None) is None and wide.fitting(torch.zeros(1), None) is None  # type: ignore[arg-type]
     assert (narrow.fitting, wide.fitting) == fitting
+
+
+@pytest.mark.parametrize("step", [1, 7, 13, 20])
+def test_queries_see_what_they_see_in_a_step_of_the_plan(step: int) -> None:
+    plan = kernels.plan_of("cosmos/tiny", "diagonal:k=2,d=3", known=1)
+    found, slots = kernels.seen_in(plan, step, torch.device("cpu")), plan.steps[step].slot
+    assert found.slots_S[: len(slots)].tolist() == slots.tolist()
+    wanted = (plan.first_fed <= step) & (np.arange(plan.layout.length) <= slots[:, None])
+    assert np.array_equal(found.mask()[: len(slots), : plan.layout.length].numpy(), wanted)
+
+
+def test_a_step_that_the_plan_does_not_have_is_refused() -> None:
+    plan = kernels.plan_of("cosmos/tiny", "diagonal:k=2,d=3", known=1)
+    for step in (0, len(plan.steps)):
+        with pytest.raises(ValueError, match=f"step {step} given; the plan has steps 1 to {len(plan.steps) - 1}"):
+            kernels.seen_in(plan, step, torch.device("cpu"))
+
+
+def test_keys_are_all_seen_or_all_looked_at() -> None:
+    (one, _), (other, _) = kernels.seen_by_all(3, 100, torch.device("cpu"))
+    assert torch.equal(one.mask(), other.mask()) and one.mask().sum() == 3 * 100
+    assert (int(one.whole), int(other.whole), int(one.extent)) == (1, 0, 2)
 
 
 def test_times_are_written_beside_what_reading_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,3 +116,26 @@ def test_a_product_comes_to_it_with_its_norm_done(monkeypatch: pytest.MonkeyPatc
     assert products.product(x, product) is made
     (normed, left), *_ = given
     assert torch.equal(normed, plain.rms_norm(x, gain, 1e-5)) and left.norm is None and left.act == "silu"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "depth", "wanted"),
+    [
+        (1, 2048, 8192, True),  # mcar/1200m
+        (8, 6144, 5120, True),  # cosmos/12b
+        (1, 5120, 14336, True),
+        (8, 4096, 14336, False),  # cosmos/4b
+        (9, 4096, 14336, True),
+        (8, 2304, 9216, False),  # wham/1.6b
+        (8, 28672, 5120, False),  # programs would have too many rows
+    ],
+)
+def test_few_tokens_are_left_to_others_where_these_are_faster(
+    tokens: int, rows: int, depth: int, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "hopper", lambda device: True)
+    monkeypatch.setattr(cuda, "suits", lambda parts: True)
+    properties = SimpleNamespace(multi_processor_count=PROCESSORS)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    x = torch.empty(tokens, depth, device="meta", dtype=torch.bfloat16)
+    assert (wide.fitting(x, asked(rows, depth)) is not None) == wanted

@@ -47,8 +47,8 @@ class Cut:
 
     @property
     def keys(self) -> int:
-        """Of a round: as many as registers hold the scores of; few for small heads, of which there are few rounds, and for
-        two programs that share a multiprocessor's memory."""
+        """Of a round: as many as registers hold the scores of; few for small heads, of which there are few rounds, and
+        for two programs that share a multiprocessor's memory."""
         return 128 if self.GROUPS < 3 and self.D > SIDE and not self.paired else 64
 
     @property
@@ -138,8 +138,8 @@ def _shares(blocks: int, tiles: int, programs: int, most: int) -> Iterator[Share
 
 
 def together(width: int, blocks: int) -> int:
-    """Programs on a multiprocessor at a time. One block of rows has no other to compute while it waits; with small heads
-    there are too few rounds for more parts."""
+    """Programs on a multiprocessor at a time. One block of rows has no other to compute while it waits; with small
+    heads there are too few rounds for more parts."""
     return 2 if blocks == 1 and width > SIDE else 1
 
 
