@@ -82,7 +82,7 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
     fewer_registers<LESS>();
 #endif
     if (threadIdx.x == MULTIPLYING) {
-      auto blocks = [&](unsigned to, const Map* map, int round, unsigned barrier) {
+      auto fetch_round = [&](unsigned to, const Map* map, int round, unsigned barrier) {
         for (int b = 0; b < ROUND; b++) {
           // Behind the last block that is written lies anything: nobody sees it, but it might not be finite.
           const int block = min(round * ROUND + b, written - 1);
@@ -98,10 +98,10 @@ attend(const __grid_constant__ Map q, const __grid_constant__ Map k, const __gri
         const int bytes = CAUSAL || n < plain_count ? 0 : min(KEYS, length - own) * 4;  // of what says who sees the keys
         expect(k_full + 8 * s, KV_BYTES + bytes);
         if (bytes > 0) copy(ns + s * KEYS * 4, needed + own, bytes, k_full + 8 * s);
-        blocks(ks + s * KV_BYTES, &k, round, k_full + 8 * s);
+        fetch_round(ks + s * KV_BYTES, &k, round, k_full + 8 * s);
         if (n >= STAGES) await(v_empty + 8 * s, parity);
         expect(v_full + 8 * s, KV_BYTES);
-        blocks(vs + s * KV_BYTES, &v, round, v_full + 8 * s);
+        fetch_round(vs + s * KV_BYTES, &v, round, v_full + 8 * s);
       };
       const int ahead = CAUSAL ? 0 : min(STAGES, plain_count);
       ready(&q);

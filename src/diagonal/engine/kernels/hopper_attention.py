@@ -24,7 +24,7 @@ WIDTHS = (64, 128)  # of heads
 SIDE = 64  # rows of four warps: a block
 EIGHT = 8  # neighbouring queries are fetched by eights
 GROUPS = (2, 3)  # of four warps that a program of a step may have, a block each; one where there is but one block
-PROMPT = 2  # groups of a program of a prompt: with three, rounds are shorter, and more of them takes longer
+PROMPT = 2  # groups of a program of a prompt; with three a prompt takes as long
 MOST = 8  # rounds under way
 
 # Mixtures of values, their log-sum-exps, and what they are to be multiplied with; a single part has but the first.
