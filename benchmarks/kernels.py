@@ -37,7 +37,6 @@ from diagonal.engine.product import Norm, Product
 from diagonal.engine.protocols import CacheSpec, token_variant
 from diagonal.evaluation.machine import Clock, bandwidth, describe
 from diagonal.files import atomic
-from diagonal.grid import Grid, Layout
 from diagonal.names import find
 from diagonal.plan import NEVER, Order, Plan, make_plan
 
@@ -174,9 +173,23 @@ def seen_in(plan: Plan, step: int, device: torch.device) -> Visibility:
 
 def plan_of(model: str, schedule: str, known: int) -> Plan:
     """The plan of a whole window of a model after so many frames."""
-    config: Any = token_variant(find("models", model), model).config
-    layout = Layout(Grid(config.frames, config.rows, config.cols), len(config.prefix_ids), config.suffix)
-    return make_plan(layout, Order.of(schedule), known)
+    variant = token_variant(find("models", model), model)
+    return make_plan(variant.layout(variant.config.frames), Order.of(schedule), known)
+
+
+def measured(given: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
+    """All that is asked for, one after the other."""
+    kinds, spec = kinds_of(given.model)
+    for tokens in given.tokens:
+        for kind in kinds:
+            yield time_product(kind, tokens, device)
+        for keys in given.keys:
+            for seen, what in seen_by_all(tokens, keys, device):
+                yield time_attention(spec, seen, what)
+    if given.steps:
+        plan = plan_of(given.model, given.schedule, given.known)
+        for step in given.steps:
+            yield time_attention(spec, seen_in(plan, step, device), f"step {step}")
 
 
 def main() -> None:
@@ -190,19 +203,17 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    device, (kinds, spec) = torch.device(given.device), kinds_of(given.model)
+    if not given.tokens and not given.steps:
+        parser.error("nothing to measure: give --tokens, or --schedule and --steps")
+    if (given.schedule is None) != (not given.steps) or (given.keys and not given.tokens):
+        parser.error("--schedule goes with --steps, and --keys with --tokens")
+    device = torch.device(given.device)
     speed, rows = bandwidth(device), list[dict[str, Any]]()
-    for tokens in given.tokens:
-        rows += [time_product(kind, tokens, device) for kind in kinds]
-        pairs = (pair for keys in given.keys for pair in seen_by_all(tokens, keys, device))
-        rows += [time_attention(spec, *pair) for pair in pairs]
-    if given.schedule is not None:
-        plan = plan_of(given.model, given.schedule, given.known)
-        rows += [time_attention(spec, seen_in(plan, step, device), f"step {step}") for step in given.steps]
-    for row in rows:
+    for row in measured(given, device):
         row["us_reading"] = row["bytes"] / speed * 1e6
         took = f"{row['us']:8.1f} us, others {row['us_others']:8.1f}, reading {row['us_reading']:8.1f}"
         sys.stdout.write(f"{row['tokens']:4} tokens {took}  {row['what']}\n")
+        rows.append(row)
     command = "python " + " ".join(sys.argv)
     result = {"kind": "kernels", "command": command, "model": given.model, "bandwidth_gbs": speed / 1e9, "rows": rows}
     with atomic(given.out) as temporary:

@@ -29,7 +29,7 @@ from diagonal.engine.decode import Video, plans, spans
 from diagonal.engine.protocols import ActionSpace, DiffusionVariant, Sampling, Variant
 from diagonal.engine.runner import Runners
 from diagonal.engine.sampler import Sampler, generators
-from diagonal.grid import Grid, Layout
+from diagonal.grid import Layout
 from diagonal.names import find
 from diagonal.parts import Weights
 from diagonal.plan import Order
@@ -70,8 +70,7 @@ class World:
 
     def layout(self, frames: int) -> Layout:
         """The token sequence of a video of so many frames."""
-        config = self.variant.config
-        return Layout(Grid(frames, config.rows, config.cols), len(config.prefix_ids), config.suffix)
+        return self.variant.layout(frames)
 
     def at(self, height: int, width: int) -> World:
         """The same weights for frames of another size in pixels, where the model's positions allow it."""

@@ -18,6 +18,7 @@ from tests.gpu import poisoned
 Given = tuple[tuple[Tensor, Tensor, Tensor], Visibility]
 CASES: list[tuple[Shape, int, tuple[int, int]]] = [  # B, H, K, S, L, D; tiles; parts of the first ones, and of others
     ((1, 4, 2, 12, 1216, 128), 1, (1, 1)),  # an odd number of rounds
+    ((1, 4, 2, 12, 1216, 128), 1, (2, 2)),  # two programs on a multiprocessor
     ((2, 4, 2, 37, 704, 128), 1, (3, 3)),  # queries that end within a block
     ((1, 3, 1, 75, 896, 128), 2, (1, 1)),  # three heads, in blocks that are not full
     ((1, 4, 1, 70, 704, 128), 2, (5, 2)),  # five blocks: tiles of three and of two
@@ -32,11 +33,6 @@ def given(shape: Shape) -> Given:
     """As a graph has them: queries side by side, numbers of 64 bits."""
     (q, k, v), seen = case(shape, torch.bfloat16, "cpu")
     return (q.contiguous(), k, v), replace(seen, whole=seen.whole.long(), extent=seen.extent.long())
-
-
-def shared(blocks: int, tiles: int, more: int, fewer: int) -> Share:
-    """Tiles, and the parts of those that have a block more than others, and of others."""
-    return Share(tiles, blocks - (blocks - 1) // tiles * tiles, more, fewer)
 
 
 def attended(machine: Machine, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, share: Share) -> Tensor:
@@ -63,16 +59,18 @@ def test_the_kernel_agrees_with_its_twin(
     qkv, seen = given(shape)
     if ordered:
         seen = replace(seen, slots_S=torch.cat([seen.slots_S[:-1].sort().values, seen.slots_S[-1:]]))
-    out = attended(machine, qkv, seen, shared(blocks_of(*qkv[:2]), tiles, *parts))
+    out = attended(machine, qkv, seen, Share(blocks_of(*qkv[:2]), tiles, *parts))
     assert error(out, qkv, seen) < BOUND[torch.bfloat16]
     assert not out[:, :, -1].any()  # the padding row
 
 
 def test_stages_are_used_again() -> None:
     """More than twice in these cases, of both widths: both parities of their barriers."""
-    for shape, groups in ((CASES[0][0], 1), (CASES[6][0], 2)):
-        found, extent = hopper_attention.Cut(shape[5], 4, groups, SPLIT=False), int(given(shape)[1].extent)
-        assert extent * BLOCK // found.keys > 2 * found.stages
+    for (shape, tiles, (parts, _)), paired in ((CASES[0], False), (CASES[1], True), (CASES[7], False)):
+        (q, k, _), seen = given(shape)
+        groups = Share(blocks_of(q, k), tiles).groups
+        found = hopper_attention.Cut(shape[5], q.shape[1] // k.shape[1], groups, SPLIT=parts > 1)
+        assert found.paired == paired and int(seen.extent) * BLOCK // (found.keys * parts) > 2 * found.stages
 
 
 def test_rounds_that_a_block_does_not_see_are_passed_over(machine: Machine) -> None:
@@ -84,7 +82,7 @@ def test_rounds_that_a_block_does_not_see_are_passed_over(machine: Machine) -> N
     needed[512:768], needed[1016:] = torch.iinfo(torch.int32).max, torch.iinfo(torch.int32).max
     seen = Visibility(slots, needed, torch.tensor([1]), torch.tensor([16]))
     k[:, :, 512:768] = v[:, :, 512:768] = torch.nan
-    qkv, share = (q, k, v), Share(1, 1, 1, 1)
+    qkv, share = (q, k, v), Share(2, 1)
     out = attended(machine, qkv, seen, share)
     assert error(out, qkv, seen) < BOUND[torch.bfloat16]
     v[:, :, 768:] = torch.nan  # which the second block of rows sees
@@ -93,13 +91,13 @@ def test_rounds_that_a_block_does_not_see_are_passed_over(machine: Machine) -> N
     assert not out_BSHD[:, :16].isnan().any() and out_BSHD[:, 16:].isnan().all()
 
 
-@pytest.mark.parametrize("case", [1, 3, 6], ids=lambda case: str(CASES[case]))
+@pytest.mark.parametrize("case", [1, 2, 4, 7], ids=lambda case: str(CASES[case]))
 def test_scores_may_grow_from_round_to_round(case: int, machine: Machine) -> None:
     """What was mixed before is rescaled then: far from everywhere, as scores of most rounds are not so much greater."""
     shape, tiles, parts = CASES[case]
     (q, k, v), seen = given(shape)
     qkv = (q, rising(k), v)
-    out = attended(machine, qkv, seen, shared(blocks_of(q, k), tiles, *parts))
+    out = attended(machine, qkv, seen, Share(blocks_of(q, k), tiles, *parts))
     assert error(out, qkv, seen) < BOUND[torch.bfloat16]
 
 
@@ -111,7 +109,7 @@ def test_blocks_that_all_see_need_not_be_said_to_be(whole: int, machine: Machine
     needed = torch.arange(1216, dtype=torch.int32)
     seen = Visibility(slots, needed, torch.full_like(seen.whole, whole), torch.full_like(seen.extent, 13))
     qkv = (q, k.nan_to_num(0), v.nan_to_num(0))
-    assert error(attended(machine, qkv, seen, Share(1, 1, 1, 1)), qkv, seen) < BOUND[torch.bfloat16]
+    assert error(attended(machine, qkv, seen, Share(1, 1)), qkv, seen) < BOUND[torch.bfloat16]
 
 
 @pytest.mark.parametrize("extent", [0, 5])
@@ -120,7 +118,7 @@ def test_nothing_written_is_nothing_seen(extent: int, parts: int, machine: Machi
     qkv, seen = given((2, 4, 2, 37, 704, 128))
     nothing = torch.full_like(seen.needed_L, torch.iinfo(torch.int32).max)
     seen = replace(seen, needed_L=nothing, whole=seen.whole * 0, extent=torch.full_like(seen.extent, extent))
-    assert not attended(machine, qkv, seen, Share(1, 1, parts, parts)).any()
+    assert not attended(machine, qkv, seen, Share(blocks_of(*qkv[:2]), 1, parts)).any()
 
 
 PROMPTS: list[tuple[Shape, int]] = [  # and groups

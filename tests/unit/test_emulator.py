@@ -68,7 +68,7 @@ def make_attention(machine: Machine) -> None:
     seen = Visibility(torch.arange(16) + 1200, needed, torch.tensor([3]), torch.tensor([19]))
     out = torch.full((1, 16, 4, 128), torch.nan).bfloat16()
     machine.fresh = [q, *(head[3 * 64 :] for cache in (k, v) for head in cache[0])]
-    hopper_attention.run((q, k, v), seen, (out, None, None), hopper_attention.Share(1, 1, 1, 1))
+    hopper_attention.run((q, k, v), seen, (out, None, None), hopper_attention.Share(1, 1))
     assert error(out.transpose(1, 2), (q, k, v), seen) < BOUND[torch.bfloat16]
 
 
@@ -80,7 +80,7 @@ def make_passing(machine: Machine) -> None:
     slots, needed = torch.arange(70) * 16, torch.arange(1216, dtype=torch.int32)
     needed[192:448] = torch.iinfo(torch.int32).max
     k = rising(k)
-    seen, share = Visibility(slots, needed, torch.tensor([0]), torch.tensor([19])), hopper_attention.Share(3, 2, 2, 1)
+    seen, share = Visibility(slots, needed, torch.tensor([0]), torch.tensor([19])), hopper_attention.Share(5, 3, 2)
     parts = parts_for(q, share)
     parts[0].fill_(torch.nan)
     hopper_attention.run((q, k, v), seen, parts, share)

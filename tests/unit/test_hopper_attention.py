@@ -61,15 +61,15 @@ def test_a_block_has_neighbouring_queries_of_all_heads_that_share_keys() -> None
 @pytest.mark.parametrize("blocks", [1, 2, 3, 4, 5, 6, 7, 8, 11, 63])
 def test_tiles_with_more_blocks_have_no_fewer_parts(blocks: int, programs: int) -> None:
     found = share(blocks, programs, 64)
-    most = -(-blocks // found.tiles)
-    assert most <= 3 and found.longer * most + (found.tiles - found.longer) * (most - 1) == blocks
+    assert found.groups <= 3 and 1 <= found.longer <= found.tiles
+    assert found.longer * found.groups + (found.tiles - found.longer) * (found.groups - 1) == blocks
     assert found.more >= found.fewer >= 1
     assert found.programs <= max(programs, found.tiles)
 
 
 def test_five_blocks_take_no_longer_than_they_must() -> None:
     """Two, two and one of them, in six parts and four."""
-    assert share(5, 16, 64) == Share(3, 2, 6, 4)
+    assert share(5, 16, 64) == Share(5, 3, 6, 4)
 
 
 def test_too_many_heads_for_a_block_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,26 @@ def test_a_step_that_the_plan_does_not_have_is_refused() -> None:
             kernels.seen_in(plan, step, torch.device("cpu"))
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("", "nothing to measure"),
+        ("--tokens 1 --schedule raster", "--schedule goes with --steps"),
+        ("--steps 3", "--schedule goes with --steps"),
+        ("--schedule raster --steps 3 --keys 100", "--keys with --tokens"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(
+    given: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "times.json"
+    asked = ["kernels.py", "--model", "mcar/tiny", "--device", "cpu", "--out", str(out), *given.split()]
+    monkeypatch.setattr(sys, "argv", asked)
+    with pytest.raises(SystemExit):
+        kernels.main()
+    assert message in capsys.readouterr().err and not out.exists()
+
+
 def test_keys_are_all_seen_or_all_looked_at() -> None:
     (one, _), (other, _) = kernels.seen_by_all(3, 100, torch.device("cpu"))
     assert torch.equal(one.mask(), other.mask()) and one.mask().sum() == 3 * 100

@@ -120,7 +120,6 @@ def _plans(variant: Variant, order: Order, known: int | None, frames: int | None
     import torch
 
     from diagonal.engine.decode import plans, spans
-    from diagonal.grid import Grid, Layout
     from diagonal.names import find
 
     config = variant.config
@@ -136,8 +135,7 @@ def _plans(variant: Variant, order: Order, known: int | None, frames: int | None
             raise ValueError(
                 f"--frames {frames} given; new frames come {stride} at a time: write {frames - odd + stride}"
             )
-    layout = Layout(Grid(known + new, config.rows, config.cols), len(config.prefix_ids), config.suffix)
-    return plans(layout, spans(new, known, config.frames, config.reference_frames), order)
+    return plans(variant.layout(known + new), spans(new, known, config.frames, config.reference_frames), order)
 
 
 def _memory(variant: Variant, plans: list[Plan], batch: int, dtype: str, card: float | None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from diagonal.engine.heads import Heads, LatentHeads
+from diagonal.grid import Grid, Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +265,11 @@ class Variant:
     fit: Fit | None = None  # for families whose checkpoints differ
     mark: str = ""  # text drawn into every written frame
     prompt_frames: int = 1  # of a clip that is continued, where nobody says how many
+
+    def layout(self, frames: int) -> Layout:
+        """The token sequence of a video of so many token frames."""
+        config = self.config
+        return Layout(Grid(frames, config.rows, config.cols), len(config.prefix_ids), config.suffix)
 
 
 Rope = tuple[Tensor, Tensor]  # cos and sin of the angles by which pairs of a head are turned

@@ -75,10 +75,9 @@ def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, pro
     if processors is None:
         processors = torch.cuda.get_device_properties(q_BHSD.device).multi_processor_count
     batch, heads, queries, width = q_BHSD.shape
-    cut, shared = tiles(q_BHSD, k_BKLD, processors), None
-    if hopper_attention.fitting(q_BHSD, k_BKLD, v_BKLD, seen):
-        shared = hopper_attention.shared_by(q_BHSD, k_BKLD, processors, MAX_PARTS)
-    count, wide = cut.parts if shared is None else shared.more, shared is not None
+    cut, wide = tiles(q_BHSD, k_BKLD, processors), hopper_attention.fitting(q_BHSD, k_BKLD, v_BKLD, seen)
+    shared = hopper_attention.shared_by(q_BHSD, k_BKLD, processors, MAX_PARTS) if wide else None
+    count = cut.parts if shared is None else shared.more
     out_BSHD = q_BHSD.new_empty(batch, queries, heads, width)
     parts, lse, sizes = out_BSHD, None, None
     if count > 1:

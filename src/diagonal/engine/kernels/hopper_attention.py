@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -95,22 +95,33 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What the programs of one problem (a key head of a video) have to do: blocks of rows are in tiles, of which the
-    first `longer` have one block more than others. Keys of these are in `more` parts, those of others in `fewer`."""
+    """What the programs of one problem (a key head of a video) have to do: blocks of rows are in tiles. Where not all
+    have as many, keys of those with one block more are in `more` parts, keys of others in `fewer`."""
 
+    blocks: int
     tiles: int
-    longer: int
-    more: int
-    fewer: int
+    more: int = 1
+    fewer: int = 1
+
+    @property
+    def groups(self) -> int:
+        """Blocks of a tile, at most."""
+        return -(-self.blocks // self.tiles)
+
+    @property
+    def longer(self) -> int:
+        """Tiles that have so many: the first ones."""
+        return self.blocks - (self.groups - 1) * self.tiles
 
     @property
     def programs(self) -> int:
         return self.longer * self.more + (self.tiles - self.longer) * self.fewer
 
-    def time(self, blocks: int) -> float:
-        """Of the longest program: blocks times the part of the keys."""
-        deepest = -(-blocks // self.tiles)
-        return max(deepest / self.more, (deepest - 1) / self.fewer)
+    @property
+    def time(self) -> float:
+        """Of the longest program: its blocks times its part of the keys."""
+        shorter = (self.groups - 1) / self.fewer if self.longer < self.tiles else 0
+        return max(self.groups / self.more, shorter)
 
 
 def queries_of(shared: int) -> int:
@@ -126,15 +137,15 @@ def blocks_of(q_BHSD: Tensor, k_BKLD: Tensor) -> int:
 def share(blocks: int, programs: int, most: int) -> Share:
     """Tiles, and their parts, at most `most`, so that all programs that a problem can have are busy for about the same
     time; of equals that with the smallest tiles."""
-    forms = [one for count in GROUPS for one in _shares(blocks, -(-blocks // count), programs, most)]
-    return min(forms, key=lambda one: one.time(blocks))
+    forms = [one for count in GROUPS for one in _shares(Share(blocks, -(-blocks // count)), programs, most)]
+    return min(forms, key=lambda one: one.time)
 
 
-def _shares(blocks: int, tiles: int, programs: int, most: int) -> Iterator[Share]:
-    longer = blocks - (blocks - 1) // tiles * tiles
-    for fewer in range(max(1, min(most, programs // tiles)), 0, -1):
-        left = programs if longer == tiles else programs - (tiles - longer) * fewer
-        yield Share(tiles, longer, max(1, min(most, left // longer)), fewer)
+def _shares(found: Share, programs: int, most: int) -> Iterator[Share]:
+    """The same tiles with all numbers of parts."""
+    for fewer in range(max(1, min(most, programs // found.tiles)), 0, -1):
+        left = programs - (found.tiles - found.longer) * fewer
+        yield replace(found, more=max(1, min(most, left // found.longer)), fewer=fewer)
 
 
 def together(width: int, blocks: int) -> int:
@@ -164,8 +175,7 @@ def serves(width: int, cache: Tensor) -> bool:
 def run(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, into: Parts, shared: Share) -> None:
     """Mixtures of values (parts, B, S, H, D). Those of several parts are in float16 over their sizes; a part that rows
     do not have has -inf for them, and anything as a mixture."""
-    width, blocks = qkv[0].shape[3], blocks_of(*qkv[:2])
-    found = Cut(width, _shared(*qkv[:2]), -(-blocks // shared.tiles), SPLIT=into[1] is not None)
+    found = Cut(qkv[0].shape[3], _shared(*qkv[:2]), shared.groups, SPLIT=into[1] is not None)
     rule = (seen.slots_S, seen.needed_L, seen.whole, seen.extent)
     _launch(found, qkv, (*rule, *into), shared)
 
@@ -174,9 +184,9 @@ def prompt(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
     """Attention of queries whose slots are 0 to S - 1, each to its own slot and those before it: (B, H, S, D)."""
     batch, heads, queries, width = q_BHSD.shape
     out_BSHD, blocks = q_BHSD.new_empty(batch, queries, heads, width), blocks_of(q_BHSD, k_BKLD)
+    shared = Share(blocks, -(-blocks // PROMPT))
     found = Cut(width, _shared(q_BHSD, k_BKLD), min(PROMPT, blocks), SPLIT=False, CAUSAL=True)
-    tiles = -(-blocks // found.GROUPS)
-    _launch(found, (q_BHSD, k_BKLD, v_BKLD), (*(None,) * 4, out_BSHD, None, None), Share(tiles, tiles, 1, 1))
+    _launch(found, (q_BHSD, k_BKLD, v_BKLD), (*(None,) * 4, out_BSHD, None, None), shared)
     return out_BSHD.transpose(1, 2)
 
 

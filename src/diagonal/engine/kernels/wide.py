@@ -26,7 +26,7 @@ ROWS = 256  # of a program, at most
 SMALL, LARGE = 64, 128  # rows of a program for which blocks are deepest, and for which they are deeper than a unit
 TOKENS = 64  # of wide.cu, at most: the rows of the tensor cores' product
 MANY = 128  # tokens of wider.cu, at most
-# With fewer tokens than LEAST others are faster where a matrix is deeper than DEPTH and has no more rows than HEIGHT.
+# With fewer tokens than LEAST others are as fast or faster where a matrix is deeper than DEPTH with up to HEIGHT rows.
 LEAST, DEPTH, HEIGHT = 9, 8192, 4096
 FEW = 16  # tokens up to which with large matrices others are faster
 STEP = 16  # tokens for which one kernel serves
