@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from diagonal.files import atomic
-from diagonal.names import find
+from diagonal.catalog.names import find
+from diagonal.media.files import atomic
 from diagonal.training.budget import Step, spread, state_bytes
-from diagonal.training.distill import DistillTask
-from diagonal.training.latents import Prompts
-from diagonal.training.methods import METHODS
+from diagonal.training.data.latents import Prompts
+from diagonal.training.latents.distill import DistillTask
+from diagonal.training.latents.methods import METHODS
 
 BATCH, GPUS = 64, 8
 

@@ -30,14 +30,9 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from diagonal import diffusion, draw, lpips
-from diagonal.draw import Panel
-from diagonal.evaluation import report, tables, video_speed
+from diagonal.evaluation import report, tables
 from diagonal.evaluation.clips import evenly
-from diagonal.evaluation.drift import drift
-from diagonal.evaluation.machine import Clock, describe
-from diagonal.evaluation.reader import Answers
-from diagonal.evaluation.students import (
+from diagonal.evaluation.distilled import (
     Asked,
     Judges,
     References,
@@ -49,17 +44,26 @@ from diagonal.evaluation.students import (
     endless,
     look,
 )
-from diagonal.files import atomic
-from diagonal.presets import Preset
-from diagonal.recipes import Gate, JudgeRecipe, find_video
-from diagonal.request import Request
-from diagonal.schedules.denoising.noise import CLEAN
-from diagonal.training import judges as networks
-from diagonal.training.captioned import Captioned
-from diagonal.training.judges import ReaderRecipe
-from diagonal.training.latents import Solving
-from diagonal.training.run import RunConfig
-from diagonal.training.video_stages import Work, distill_stage, export, train_student
+from diagonal.evaluation.drift import drift
+from diagonal.evaluation.speed import video as video_speed
+from diagonal.evaluation.speed.machine import Clock, describe
+from diagonal.generation import video as diffusion
+from diagonal.generation.request import Request
+from diagonal.media import draw
+from diagonal.media.draw import Panel
+from diagonal.media.files import atomic
+from diagonal.networks import lpips
+from diagonal.networks.caption_reader import Answers
+from diagonal.planning.denoising.noise import CLEAN
+from diagonal.planning.presets import Preset
+from diagonal.recipes import find_video
+from diagonal.training.data.captioned import Captioned
+from diagonal.training.data.latents import Solving
+from diagonal.training.judges import stages as networks
+from diagonal.training.judges.stages import ReaderRecipe
+from diagonal.training.latents.stages import Work, distill_stage, export, train_student
+from diagonal.training.loop import RunConfig
+from diagonal.training.recipe import Gate, JudgeRecipe
 
 PROMPTS, VIDEOS = "diagonal-distillation-prompts", "diagonal-distillation"  # without and with the two regressions
 SELF = "self-forcing"

@@ -21,22 +21,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diagonal import load, lpips
+from diagonal import load
 from diagonal.evaluation import report, rollouts
-from diagonal.evaluation.idm import judge
 from diagonal.evaluation.metrics import bootstrap
 from diagonal.evaluation.report import Row
 from diagonal.evaluation.rollouts import Clips, Judges
 from diagonal.evaluation.sweep import load_judge
-from diagonal.files import atomic
-from diagonal.pipeline import World
-from diagonal.plan import Order, StandIn, make_plan
-from diagonal.recipes import Recipe, find
-from diagonal.schedules.decoding import parse
-from diagonal.training import data, stages
-from diagonal.training.data import Part
-from diagonal.training.world import held_out_windows, lesson, mean_nats
-from diagonal.video import write_picture
+from diagonal.generation.world import World
+from diagonal.media.files import atomic
+from diagonal.media.video import write_picture
+from diagonal.networks import lpips
+from diagonal.networks.inverse_dynamics import judge
+from diagonal.planning.decoding import parse
+from diagonal.planning.plan import Order, StandIn, make_plan
+from diagonal.recipes import find
+from diagonal.training.data import recordings as data
+from diagonal.training.recipe import Recipe
+from diagonal.training.tokens import stages
+from diagonal.training.tokens.world import held_out_windows, lesson, mean_nats
+from diagonal.worlds.recordings import Part
 
 RASTER, K1, K2, WINDOW, OVERLAP = "raster", "diagonal:k=1", "diagonal:k=2", "window:s=4", "diagonal:k=1,d=12"
 LONG = "long"  # the name of the long rollouts' file

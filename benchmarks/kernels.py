@@ -29,16 +29,17 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from diagonal.catalog.names import find
+from diagonal.catalog.variants import token_variant
 from diagonal.engine.attention import Causal
-from diagonal.engine.graphs import padded, tables
 from diagonal.engine.kernels import narrow, products, wide
 from diagonal.engine.kernels.visibility import BLOCK, Visibility, whole_blocks
 from diagonal.engine.product import Norm, Product
-from diagonal.engine.protocols import CacheSpec, token_variant
-from diagonal.evaluation.machine import Clock, bandwidth, describe
-from diagonal.files import atomic
-from diagonal.names import find
-from diagonal.plan import NEVER, Order, Plan, make_plan
+from diagonal.engine.protocols import CacheSpec
+from diagonal.engine.tokens.graphs import padded, tables
+from diagonal.evaluation.speed.machine import Clock, bandwidth, describe
+from diagonal.media.files import atomic
+from diagonal.planning.plan import NEVER, Order, Plan, make_plan
 
 BYTES = {"cuda": 400e6, "cpu": 0.0}  # of weights in turn: several times what a cache holds
 REPLAYS = 20

@@ -23,16 +23,17 @@ from typing import Any
 
 import torch
 
-from diagonal import diffusion, pipeline
-from diagonal.engine.protocols import DiffusionVariant
-from diagonal.evaluation.machine import describe
-from diagonal.evaluation.speed import Case, Settings, cut, decoding, with_text
-from diagonal.evaluation.video_speed import prompt, tflops
-from diagonal.files import atomic
-from diagonal.names import find
-from diagonal.parts import NONE
-from diagonal.plan import Order
-from diagonal.request import Request
+from diagonal.catalog.names import find
+from diagonal.catalog.variants import DiffusionVariant
+from diagonal.evaluation.speed.machine import describe
+from diagonal.evaluation.speed.video import prompt, tflops
+from diagonal.evaluation.speed.world import Case, Settings, cut, decoding, with_text
+from diagonal.generation import video as diffusion
+from diagonal.generation import world as pipeline
+from diagonal.generation.components import NONE
+from diagonal.generation.request import Request
+from diagonal.media.files import atomic
+from diagonal.planning.plan import Order
 
 KINDS = ("kernel", "gpu_memset", "gpu_memcpy")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from diagonal import cli
-from diagonal.evaluation.machine import describe
+from diagonal.evaluation.speed.machine import describe
 
 # Raster takes too long to be run as a whole: so many steps are measured, and no less than other plans have.
 CASES = {

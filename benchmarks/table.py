@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diagonal.draw import numbers
-from diagonal.files import atomic
-from diagonal.parts import NONE
+from diagonal.generation.components import NONE
+from diagonal.media.draw import numbers
+from diagonal.media.files import atomic
 
 START, END = "<!-- bench -->", "<!-- /bench -->"
 HEADINGS = (

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from diagonal.files import atomic
-from diagonal.grid import Grid, Layout
-from diagonal.names import find
-from diagonal.plan import Order, make_plan
-from diagonal.training.data import TokenData
-from diagonal.training.world import WorldTask
+from diagonal.catalog.names import find
+from diagonal.media.files import atomic
+from diagonal.planning.grid import Grid, Layout
+from diagonal.planning.plan import Order, make_plan
+from diagonal.training.data.recordings import TokenData
+from diagonal.training.tokens.world import WorldTask
 
 WARMUP, STEPS = 3, 8
 

@@ -25,11 +25,11 @@ from typing import Any
 
 import torch
 
-from diagonal.engine.runner import Runners
-from diagonal.evaluation.speed import DEFINITION, Case, Settings, measure
-from diagonal.files import atomic
-from diagonal.pipeline import load
-from diagonal.plan import Order
+from diagonal.engine.tokens.runner import Runners
+from diagonal.evaluation.speed.world import DEFINITION, Case, Settings, measure
+from diagonal.generation.world import load
+from diagonal.media.files import atomic
+from diagonal.planning.plan import Order
 
 Setting = tuple[ModuleType, str, Any]
 

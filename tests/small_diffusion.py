@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diagonal.engine.window import Window, WindowCache
+from diagonal.engine.chunks.cache import Window, WindowCache
 from diagonal.models.wan import Config
-from diagonal.training.latents import Clips
-from diagonal.training.losses import Weights
-from diagonal.training.methods import METHODS, Distillation
+from diagonal.training.data.latents import Clips
+from diagonal.training.latents.losses import Weights
+from diagonal.training.latents.methods import METHODS, Distillation
 
 CPU = torch.device("cpu")
 CONFIG = Config(dim=24, ffn=48, layers=2, heads=2, text_dim=6, text_length=3, freq_dim=16, channels=2)

@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diagonal.catalog.names import find, listing
+from diagonal.catalog.variants import Variant
 from diagonal.engine.attention import Dense
-from diagonal.engine.cache import KVCache
-from diagonal.engine.decode import decode
-from diagonal.engine.protocols import Sampling, TokenMemory, Variant
-from diagonal.engine.runner import Eager
 from diagonal.engine.sampler import Sampler
-from diagonal.names import find, listing
-from diagonal.plan import Plan
+from diagonal.engine.tokens.cache import KVCache
+from diagonal.engine.tokens.decode import decode
+from diagonal.engine.tokens.protocols import TokenMemory
+from diagonal.engine.tokens.runner import Eager
+from diagonal.planning.plan import Plan
+from diagonal.planning.sampling import Sampling
 
 TOKENS = [name for name in listing("models") if isinstance(find("models", name), Variant)]  # the rest denoises latents
 TINY = [name for name in TOKENS if "tiny" in name]  # every family has at least one

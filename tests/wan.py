@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diagonal import weights
-from diagonal.engine.denoise import Chunk, Settings, Text, denoise
-from diagonal.engine.protocols import Memory, Rope, TextKV
-from diagonal.engine.window import Window, WindowCache
+from diagonal import checkpoints
+from diagonal.engine.chunks.cache import Window, WindowCache
+from diagonal.engine.chunks.denoise import Chunk, Settings, Text, denoise
+from diagonal.engine.chunks.protocols import Memory, Rope, TextKV
 from diagonal.models.wan import VARIANTS
 from tests.conftest import golden
 
@@ -23,7 +23,7 @@ TOKENS = 24
 def recorded_model() -> Any:
     with torch.device("meta"):
         module = VARIANTS["tiny"].config.build()
-    weights.load(module, golden("wan/tiny_weights.safetensors"), "the recorded model")
+    checkpoints.load(module, golden("wan/tiny_weights.safetensors"), "the recorded model")
     return module.eval().requires_grad_(False)
 
 

@@ -23,38 +23,38 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from diagonal.diffusion import VideoModel as VideoModel
-    from diagonal.engine.protocols import Sampling as Sampling
-    from diagonal.grid import Grid as Grid
-    from diagonal.grid import Layout as Layout
-    from diagonal.parts import Weights as Weights
-    from diagonal.pipeline import Free as Free
-    from diagonal.pipeline import World as World
-    from diagonal.pipeline import load as load
-    from diagonal.plan import Order as Order
-    from diagonal.plan import Plan as Plan
-    from diagonal.plan import StandIn as StandIn
-    from diagonal.plan import Step as Step
-    from diagonal.plan import make_plan as make_plan
-    from diagonal.request import Request as Request
-    from diagonal.schedules.decoding.diagonal import Diagonal as Diagonal
-    from diagonal.schedules.decoding.raster import Raster as Raster
-    from diagonal.schedules.decoding.window import Window as Window
-    from diagonal.stream import Clip as Clip
+    from diagonal.generation.components import Weights as Weights
+    from diagonal.generation.request import Request as Request
+    from diagonal.generation.stream import Clip as Clip
+    from diagonal.generation.video import VideoModel as VideoModel
+    from diagonal.generation.world import Free as Free
+    from diagonal.generation.world import World as World
+    from diagonal.generation.world import load as load
+    from diagonal.planning.decoding.diagonal import Diagonal as Diagonal
+    from diagonal.planning.decoding.raster import Raster as Raster
+    from diagonal.planning.decoding.window import Window as Window
+    from diagonal.planning.grid import Grid as Grid
+    from diagonal.planning.grid import Layout as Layout
+    from diagonal.planning.plan import Order as Order
+    from diagonal.planning.plan import Plan as Plan
+    from diagonal.planning.plan import StandIn as StandIn
+    from diagonal.planning.plan import Step as Step
+    from diagonal.planning.plan import make_plan as make_plan
+    from diagonal.planning.sampling import Sampling as Sampling
 
 # Where each public name lives. Imported on first use, so that plans work without torch.
 _HOMES = {
-    **dict.fromkeys(("Grid", "Layout"), "grid"),
-    **dict.fromkeys(("Order", "Plan", "StandIn", "Step", "make_plan"), "plan"),
-    **dict.fromkeys(("Free", "World", "load"), "pipeline"),
-    "Clip": "stream",
-    "Request": "request",
-    "VideoModel": "diffusion",
-    "Weights": "parts",
-    "Sampling": "engine.protocols",
-    "Diagonal": "schedules.decoding.diagonal",
-    "Raster": "schedules.decoding.raster",
-    "Window": "schedules.decoding.window",
+    **dict.fromkeys(("Grid", "Layout"), "planning.grid"),
+    **dict.fromkeys(("Order", "Plan", "StandIn", "Step", "make_plan"), "planning.plan"),
+    **dict.fromkeys(("Free", "World", "load"), "generation.world"),
+    "Clip": "generation.stream",
+    "Request": "generation.request",
+    "VideoModel": "generation.video",
+    "Weights": "generation.components",
+    "Sampling": "planning.sampling",
+    "Diagonal": "planning.decoding.diagonal",
+    "Raster": "planning.decoding.raster",
+    "Window": "planning.decoding.window",
 }
 __all__ = [
     "Clip",

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal.engine.protocols import VideoCodec
-from diagonal.names import families, find, listing
+from diagonal.catalog.names import families, find, listing
+from diagonal.tokenizers.protocols import VideoCodec
 from tests.tiny import build
 
 CODECS = [name for name in listing("tokenizers") if "codebook" not in dir(find("tokenizers", name))]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from diagonal.schedules.denoising import names, parse, spec
+from diagonal.planning.denoising import names, parse, spec
 
 
 def _kind(name: str) -> Any:
-    return vars(importlib.import_module(f"diagonal.schedules.denoising.{name}"))[name.capitalize()]
+    return vars(importlib.import_module(f"diagonal.planning.denoising.{name}"))[name.capitalize()]
 
 
 @pytest.mark.parametrize("name", names())

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from diagonal.catalog.names import families, find, listing
+from diagonal.catalog.variants import DiffusionVariant
 from diagonal.engine.attention import Dense, Full
-from diagonal.engine.protocols import DiffusionVariant
-from diagonal.names import families, find, listing
-from diagonal.pipeline import load
-from diagonal.text import ENCODERS
+from diagonal.generation.world import load
+from diagonal.text.encoders import ENCODERS
 from tests.tiny import TINY, TOKENS, build, tiny_config
 
 DIFFUSION = [name for name in listing("models") if isinstance(find("models", name), DiffusionVariant)]

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from diagonal import Grid, Layout, make_plan
-from diagonal.schedules.decoding import Schedule, names, parse, spec
+from diagonal.planning.decoding import Schedule, names, parse, spec
 
 
 def _kind(name: str) -> Any:
-    return vars(importlib.import_module(f"diagonal.schedules.decoding.{name}"))[name.capitalize()]
+    return vars(importlib.import_module(f"diagonal.planning.decoding.{name}"))[name.capitalize()]
 
 
 def _examples() -> list[Schedule]:

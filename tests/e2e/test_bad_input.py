@@ -16,8 +16,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from diagonal import video, weights
-from diagonal.pipeline import load
+from diagonal import checkpoints
+from diagonal.generation.world import load
+from diagonal.media import video
 from tests.e2e.conftest import ENVIRONMENT
 
 COMMAND = str(Path(sys.executable).with_name("diagonal"))
@@ -73,7 +74,7 @@ def inputs(tmp_path_factory) -> Path:
     (folder / "two.jsonl").write_text('{"forward": 1}\n' * 2)
     (folder / "broken.jsonl").write_text('{"forward": 1}\n{"forward"\n')
 
-    state = weights.read(load("mcar/tiny").save_pretrained(folder / "good"))
+    state = checkpoints.read(load("mcar/tiny").save_pretrained(folder / "good"))
     key = "transformer.norm.weight"
     save_file({name: value for name, value in state.items() if name != key}, folder / "missing.safetensors")
     save_file(state | {"transformer.surplus": torch.zeros(1)}, folder / "extra.safetensors")

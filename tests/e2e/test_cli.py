@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diagonal import draw, video
-from diagonal.names import find, listing
-from diagonal.pipeline import World, load
-from diagonal.video import VideoArray
+from diagonal.catalog.names import find, listing
+from diagonal.generation.world import World, load
+from diagonal.media import draw, video
+from diagonal.media.video import VideoArray
 
 COMMAND = str(Path(sys.executable).with_name("diagonal"))
 ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}

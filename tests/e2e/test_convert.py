@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import diagonal
-from diagonal import weights
-from diagonal.names import find
+from diagonal import checkpoints
+from diagonal.catalog.names import find
+from diagonal.checkpoints import writing
 from tests.tiny import TINY
 
 COMMAND = str(Path(sys.executable).with_name("diagonal"))
@@ -128,14 +129,14 @@ def test_every_world_comes_back_with_the_whole_numbers_of_its_tokenizer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, shard: int
 ) -> None:
     """In one file, or in many of which the first is asked."""
-    monkeypatch.setattr(weights, "SHARD", shard)
+    monkeypatch.setattr(writing, "SHARD", shard)
     world = diagonal.load(name, "random", seed=1)
     folder = world.save_pretrained(tmp_path)
     assert (len(os.listdir(folder)) > 1) == (shard < 10**9)
     config = world.tokenizer.config
     whole = {field.name: getattr(config, field.name) for field in fields(config) if field.type == "int"}
     noted = {f"tokenizer.{key}": value for key, value in whole.items()}
-    assert weights.settings(folder) == {"model": name} | noted and noted
+    assert checkpoints.settings(folder) == {"model": name} | noted and noted
     again = diagonal.load(name, folder)
     for first, second in ((world.model, again.model), (world.tokenizer, again.tokenizer)):
         assert all(torch.equal(value, second.state_dict()[key]) for key, value in first.state_dict().items())
@@ -144,5 +145,5 @@ def test_every_world_comes_back_with_the_whole_numbers_of_its_tokenizer(
 def test_a_head_size_that_no_shape_tells_comes_back(tmp_path: Path) -> None:
     world = diagonal.load("wham/tiny")
     folder = world.save_pretrained(tmp_path)
-    config = find("tokenizers", "wham/vit").fit(weights.read(folder), weights.settings(folder))
+    config = find("tokenizers", "wham/vit").fit(checkpoints.read(folder), checkpoints.settings(folder))
     assert config.head_size == world.tokenizer.config.head_size == 16 != find("tokenizers", "wham/vit").head_size

@@ -17,9 +17,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import diagonal
-from diagonal import recipes, video
+from diagonal import recipes
+from diagonal.checkpoints import save as save_weights
 from diagonal.cli import main
-from diagonal.weights import save as save_weights
+from diagonal.media import video
 from tests.e2e.conftest import ENVIRONMENT, killed
 
 COMMAND = str(Path(sys.executable).with_name("diagonal"))
@@ -226,7 +227,7 @@ def test_a_run_that_diverges_keeps_its_last_good_state(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    from diagonal.training.distill import DistillTask
+    from diagonal.training.latents.distill import DistillTask
 
     loss = DistillTask.loss
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from benchmarks import distillation
-from diagonal.evaluation.students import Student
+from diagonal.evaluation.distilled import Student
 from diagonal.recipes import find_video
-from diagonal.training.judges import JUDGE, READER
-from diagonal.training.video_stages import Work, make
+from diagonal.training.judges.stages import JUDGE, READER
+from diagonal.training.latents.stages import Work, make
 from tests.unit.test_vizdoom import plays
 
 OURS, VIDEOS = distillation.PROMPTS, distillation.VIDEOS

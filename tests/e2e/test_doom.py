@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import diagonal
-from diagonal import Sampling, World, weights
-from diagonal.evaluation.idm import judge
+from diagonal import Sampling, World, checkpoints
+from diagonal.checkpoints import ASSETS
 from diagonal.evaluation.sweep import load_judge
-from diagonal.weights import ASSETS
+from diagonal.networks.inverse_dynamics import judge
 from diagonal.worlds import vizdoom
 
 COMMAND = Path(sys.executable).with_name("diagonal")
@@ -75,7 +75,7 @@ def test_generate_without_arguments_plays_it(tmp_path: Path) -> None:
     assert numbers["model"] == "doom" and numbers["weights"] == "embedded"
     assert numbers["frames"] == len(vizdoom.parse(vizdoom.SCRIPT))
     assert numbers["steps"] == 27 * numbers["frames"]
-    clip = diagonal.video.read(tmp_path / "out.mp4")
+    clip = diagonal.media.video.read(tmp_path / "out.mp4")
     assert clip.shape == (numbers["frames"], 288, 384, 3)  # three times as large, to be seen
 
 
@@ -87,10 +87,10 @@ def test_a_start_that_does_not_exist_names_those_that_do(tmp_path: Path) -> None
 
 def test_shrunk_weights_come_back_within_half_a_step() -> None:
     state = {"a": torch.randn(5, 7), "b": torch.randn(3), "c": torch.randn(2, 3, 4, 4), "zero": torch.zeros(2, 3)}
-    back = weights.restore(weights.shrink(state))
+    back = checkpoints.restore(checkpoints.shrink(state))
     assert back.keys() == state.keys()
     step = state["a"].abs().amax(1, keepdim=True) / 127
     assert ((back["a"] - state["a"]).abs() <= 0.51 * step + 1e-3 * state["a"].abs()).all()
     torch.testing.assert_close(back["c"].float(), state["c"], atol=1e-3, rtol=1e-3)
     assert not back["zero"].any()
-    assert weights.restore(dict(state)).keys() == state.keys()
+    assert checkpoints.restore(dict(state)).keys() == state.keys()

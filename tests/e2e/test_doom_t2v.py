@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import diagonal
-from diagonal import VideoModel, video
-from diagonal.evaluation.idm import judge
+from diagonal import VideoModel
+from diagonal.checkpoints import ASSETS
 from diagonal.evaluation.sweep import load_judge
-from diagonal.video import VideoArray
-from diagonal.weights import ASSETS
+from diagonal.media import video
+from diagonal.media.video import VideoArray
+from diagonal.networks.inverse_dynamics import judge
 from diagonal.worlds import vizdoom
 from tests.e2e.conftest import numbers_of
 

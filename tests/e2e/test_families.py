@@ -14,8 +14,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from diagonal import draw, video
-from diagonal.video import VideoArray
+from diagonal.media import draw, video
+from diagonal.media.video import VideoArray
 
 COMMAND = str(Path(sys.executable).with_name("diagonal"))
 ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

@@ -16,7 +16,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 import diagonal
-from diagonal import Request, video
+from diagonal import Request
+from diagonal.media import video
 from tests.conftest import golden
 from tests.e2e.conftest import ENVIRONMENT, numbers_of
 

@@ -17,14 +17,15 @@ import pytest
 from PIL import Image
 from safetensors.numpy import load_file, save_file
 
-from diagonal import video, weights
+from diagonal import checkpoints
 from diagonal.cli import main
 from diagonal.cli.train import Stage, follow
 from diagonal.evaluation.rollouts import cut, roll
-from diagonal.pipeline import load
-from diagonal.plan import Order
+from diagonal.generation.world import load
+from diagonal.media import video
+from diagonal.planning.plan import Order
 from diagonal.recipes import find
-from diagonal.training.data import frames
+from diagonal.training.data.recordings import frames
 from diagonal.worlds import vizdoom
 from tests.e2e.conftest import killed
 
@@ -191,7 +192,7 @@ def test_a_world_is_finetuned_shown_and_judged(tmp_path, trained):
     assert (tuned["recipe"], tuned["stage"], tuned["steps"], tuned["step"]) == ("smoke", "finetune", 3, 3)
     assert tuned["schedules"] == ["diagonal:k=2", "raster"] and tuned["out"] == "fine"
     assert {f"val_nats {name}" for name in tuned["schedules"]} <= tuned.keys()
-    base, fine = weights.read(folder / "base"), weights.read(tmp_path / "fine")
+    base, fine = checkpoints.read(folder / "base"), checkpoints.read(tmp_path / "fine")
     assert base.keys() == fine.keys() and any(not base[key].equal(fine[key]) for key in base)
     # Another run has no business in this folder.
     other = run(tmp_path, "finetune", *stage(trained), *given, "--schedule", "diagonal:k=1")

@@ -13,11 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from diagonal import diffusion
-from diagonal.names import find
-from diagonal.recipes import Gate, distillation, find_video, names
-from diagonal.training import video_stages
-from diagonal.training.video_stages import Work, check_gate, distill_stage, make
+from diagonal.catalog.names import find
+from diagonal.generation import video as diffusion
+from diagonal.recipes import distillation, find_video, names
+from diagonal.training.latents import stages as video_stages
+from diagonal.training.latents.stages import Work, check_gate, distill_stage, make
+from diagonal.training.recipe import Gate
 from diagonal.worlds.captions import PLACES
 from tests.unit.test_vizdoom import plays
 

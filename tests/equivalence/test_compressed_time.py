@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import diagonal
-from diagonal import Sampling, World, text
-from diagonal.draw import test_card as picture
+from diagonal import Sampling, World
+from diagonal.media.draw import test_card as picture
+from diagonal.text import encoders as text
 
 GREEDY = Sampling(temperature=0)
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from diagonal import Grid, Layout, Order, Plan, Sampling, StandIn, make_plan
-from diagonal.engine.attention import Dense, dense_mask, flex, mask_mod
-from diagonal.engine.decode import Span, Video, decode, plans, rollout, spans
-from diagonal.engine.runner import Eager
-from diagonal.plan import NONE
-from diagonal.schedules.decoding import parse
+from diagonal.engine.attention import Dense
+from diagonal.engine.tokens.decode import Span, Video, decode, plans, rollout, spans
+from diagonal.engine.tokens.masks import dense_mask, flex, mask_mod
+from diagonal.engine.tokens.runner import Eager
+from diagonal.planning.decoding import parse
+from diagonal.planning.plan import NONE
 from tests.tiny import GREEDY, TINY, build, naive, new_cache, random_prompt, run, sampler, tiny_config
 
 SCHEDULES = [

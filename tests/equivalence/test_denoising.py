@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.attention import Full
-from diagonal.engine.chunk_masks import block_causal, dense
-from diagonal.engine.denoise import Gaussian, Settings, denoise
+from diagonal.engine.chunks.bidirectional import sample_whole, unipc
+from diagonal.engine.chunks.cache import Window, WindowCache
+from diagonal.engine.chunks.denoise import Gaussian, Settings, denoise
+from diagonal.engine.chunks.masks import block_causal, dense
 from diagonal.engine.heads import joined
-from diagonal.engine.teacher import sample_whole, unipc
-from diagonal.engine.window import Window, WindowCache
 from diagonal.models.wan import VARIANTS
 from tests.tiny import build
 from tests.wan import SIZE, TOKENS, Recorder, Steps, new_cache, recorded_model, sigma, video

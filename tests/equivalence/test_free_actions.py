@@ -10,9 +10,10 @@ import torch
 
 import diagonal
 from diagonal import Free, Grid, Layout, Plan, Sampling, World, make_plan
-from diagonal.draw import test_card as picture
-from diagonal.engine.attention import Dense, dense_mask
-from diagonal.plan import NONE
+from diagonal.engine.attention import Dense
+from diagonal.engine.tokens.masks import dense_mask
+from diagonal.media.draw import test_card as picture
+from diagonal.planning.plan import NONE
 from diagonal.worlds import xbox
 from tests.tiny import build, naive, random_prompt, run, tiny_config
 

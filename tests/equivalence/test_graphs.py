@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from diagonal import Grid, Layout, Plan, Sampling, make_plan
-from diagonal.engine.decode import Video, decode, plans, rollout, spans
-from diagonal.engine.graphs import WIDTHS, Graphs, padded, tables
 from diagonal.engine.kernels.visibility import BLOCK, NOWHERE, attend_reference, whole_blocks
-from diagonal.engine.runner import Eager, make_runner
-from diagonal.plan import NONE, Order
+from diagonal.engine.tokens.decode import Video, decode, plans, rollout, spans
+from diagonal.engine.tokens.graphs import WIDTHS, Graphs, padded, tables
+from diagonal.engine.tokens.runner import Eager, make_runner
+from diagonal.planning.plan import NONE, Order
 from tests.tiny import GREEDY, TINY, build, new_cache, random_prompt, sampler, tiny_config
 
 SCHEDULES = ["raster", "diagonal:k=1", "diagonal:k=2,d=3", "diagonal:k=1,d=1", "window:s=2"]

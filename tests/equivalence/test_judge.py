@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal.evaluation.idm import Config, InverseDynamics, judge
-from diagonal.training.data import Part
-from diagonal.training.judge import JudgeTask
-from diagonal.training.run import RunConfig, fit
+from diagonal.networks.inverse_dynamics import Config, InverseDynamics, judge
+from diagonal.training.judges.actions import JudgeTask
+from diagonal.training.loop import RunConfig, fit
+from diagonal.worlds.recordings import Part
 
 LEFT, RIGHT = 0, 1
 SMALL = Config(actions=2, channels=(16, 24, 32), features=32)

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.attention import Dense, Plain
-from diagonal.engine.chunk_masks import block_causal
-from diagonal.engine.denoise import Gaussian, Gradient, Settings, denoise
-from diagonal.engine.window import Window
-from diagonal.schedules.denoising import parse
-from diagonal.schedules.denoising.noise import FlowTable
-from diagonal.training.diffusion import recompute
-from diagonal.training.distill import Roll, rollout
-from diagonal.training.methods import Distillation
+from diagonal.engine.chunks.cache import Window
+from diagonal.engine.chunks.denoise import Gaussian, Gradient, Settings, denoise
+from diagonal.engine.chunks.masks import block_causal
+from diagonal.planning.denoising import parse
+from diagonal.planning.denoising.noise import FlowTable
+from diagonal.training.latents.diffusion import recompute
+from diagonal.training.latents.distill import Roll, rollout
+from diagonal.training.latents.methods import Distillation
 from tests.small_diffusion import CONFIG, CPU, SIZE, TOKENS, cache, method, student, texts
 
 SCHEDULES = ["4322222", "5432", "even:steps=4", "even:steps=2,context=t100", "explicit:lists=1000-500/1000"]

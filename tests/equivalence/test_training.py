@@ -11,17 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal import Grid, Layout, Order, Plan, StandIn, make_plan, weights
-from diagonal.engine.attention import Causal, Dense, Flex, dense_mask
-from diagonal.engine.decode import decode
-from diagonal.engine.runner import Eager
-from diagonal.names import find
-from diagonal.recipes import WorldRecipe
-from diagonal.schedules.decoding import parse
-from diagonal.training import stages, world
-from diagonal.training.data import TokenData
-from diagonal.training.run import RunConfig, fit
-from diagonal.training.world import Lesson, WorldTask, held_out_windows, lesson, mean_nats, nats
+from diagonal import Grid, Layout, Order, Plan, StandIn, checkpoints, make_plan
+from diagonal.catalog.names import find
+from diagonal.engine.attention import Causal, Dense, Flex
+from diagonal.engine.tokens.decode import decode
+from diagonal.engine.tokens.masks import dense_mask
+from diagonal.engine.tokens.runner import Eager
+from diagonal.planning.decoding import parse
+from diagonal.training.data.recordings import TokenData
+from diagonal.training.loop import RunConfig, fit
+from diagonal.training.recipe import WorldRecipe
+from diagonal.training.tokens import stages, world
+from diagonal.training.tokens.world import Lesson, WorldTask, held_out_windows, lesson, mean_nats, nats
 from tests.tiny import TINY, Recorded, build, new_cache, tiny_config
 
 CPU = torch.device("cpu")
@@ -369,9 +370,9 @@ def test_training_goes_on_from_shrunk_weights_in_float32(tmp_path: Path) -> None
     model: Any = build(config)
     state = {f"transformer.{key}": value for key, value in model.state_dict().items()}
     (tmp_path / "start").mkdir()
-    save_file(weights.shrink(state), tmp_path / "start" / stages.MODEL)
+    save_file(checkpoints.shrink(state), tmp_path / "start" / stages.MODEL)
     data = _data(config)
     recipe = WorldRecipe(RunConfig(steps=3, log_every=1, warmup=0), batch=1, mixture=(("diagonal:k=1", 1.0),))
     lines = list(stages.train_world(recipe, "doom/tiny", (data, data), tmp_path / "run", start=tmp_path / "start"))
     assert all(np.isfinite(line["loss"]) for line in lines)
-    assert {value.dtype for value in weights.read(tmp_path / "run" / stages.MODEL).values()} == {torch.float32}
+    assert {value.dtype for value in checkpoints.read(tmp_path / "run" / stages.MODEL).values()} == {torch.float32}

@@ -11,8 +11,8 @@ import torch
 
 import diagonal
 from diagonal import Order, Raster, Sampling, World
-from diagonal.draw import test_card as picture
-from diagonal.stream import Stream
+from diagonal.generation.stream import Stream
+from diagonal.media.draw import test_card as picture
 from diagonal.worlds import vpt
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from diagonal import Grid, Layout, Sampling, load, make_plan
-from diagonal.engine.cache import KVCache
-from diagonal.engine.decode import decode
-from diagonal.engine.graphs import Graphs
 from diagonal.engine.kernels import SWITCH
-from diagonal.engine.runner import Eager, make_runner
 from diagonal.engine.sampler import Sampler
+from diagonal.engine.tokens.cache import KVCache
+from diagonal.engine.tokens.decode import decode
+from diagonal.engine.tokens.graphs import Graphs
+from diagonal.engine.tokens.runner import Eager, make_runner
 from tests.gpu import logits_errors
 from tests.tiny import GREEDY, TINY, build, random_prompt, tiny_config
 
@@ -54,7 +54,7 @@ def test_three_paths_decode_the_same_tokens(name: str, spec: str, monkeypatch: p
 def test_logits_at_true_size_agree_within_bfloat16(
     name: str, inputs: int, slack: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from diagonal.names import find
+    from diagonal.catalog.names import find
 
     config = find("models", name).config
     with torch.device(CUDA):

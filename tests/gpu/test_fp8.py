@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from diagonal import Grid, Layout, make_plan
+from diagonal.catalog.names import find
+from diagonal.checkpoints.quantize import quantize
 from diagonal.engine.attention import Causal
-from diagonal.engine.cache import KVCache
-from diagonal.engine.decode import decode
 from diagonal.engine.kernels import SWITCH, plain
-from diagonal.names import find
-from diagonal.quantize import quantize
+from diagonal.engine.tokens.cache import KVCache
+from diagonal.engine.tokens.decode import decode
 from tests.gpu import DEVICE, RUNNABLE, poisoned
 from tests.tiny import GREEDY, TINY, build, random_prompt, tiny_config
 
@@ -71,9 +71,9 @@ def test_products_of_any_number_of_rows_are_those_of_the_plain_form(
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.parametrize("spec", ["raster", "diagonal:k=1", "diagonal:k=1,d=2"])
 def test_captured_steps_decode_the_tokens_of_eager_ones(name: str, spec: str) -> None:
-    from diagonal.engine.graphs import Graphs
     from diagonal.engine.kernels.attention import attend
     from diagonal.engine.sampler import Sampler
+    from diagonal.engine.tokens.graphs import Graphs
 
     config, device = tiny_config(name), torch.device(DEVICE)
     model = build(config).bfloat16().to(device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from diagonal.engine.heads import HeadNorm, Heads
 from diagonal.engine.kernels import plain
 from diagonal.models.layers import rope_1d
-from diagonal.plan import NEVER
+from diagonal.planning.plan import NEVER
 from tests.gpu import BFLOAT16, DEVICE, RUNNABLE, poisoned
 
 pytest.importorskip("triton")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from diagonal import Grid, Layout, make_plan
-from diagonal.engine.graphs import _blocks_seen, _fed_blocks
 from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import cuda
+from diagonal.engine.tokens.graphs import _blocks_seen, _fed_blocks
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available() or torch.cuda.get_device_capability() != cuda.HOPPER:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from diagonal.catalog.names import find
+from diagonal.checkpoints import int8_rows
+from diagonal.checkpoints.quantize import quantize
 from diagonal.engine.kernels import plain
-from diagonal.names import find
-from diagonal.quantize import quantize
-from diagonal.weights import int8_rows
 from tests.gpu import BFLOAT16, DEVICE, RUNNABLE, logits_errors, poisoned
 
 pytest.importorskip("triton")

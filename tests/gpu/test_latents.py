@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
-from diagonal.engine.attention import WIDE, attend_wide
+from diagonal.engine.chunks.split_kv import WIDE, attend_wide
 from diagonal.engine.heads import LatentHeads
 from diagonal.engine.kernels import plain
 from tests.gpu import BFLOAT16, DEVICE, RUNNABLE, poisoned
@@ -118,5 +118,5 @@ def test_wide_attention_in_parts_is_that_of_the_whole(keys: int) -> None:
     q, k, v = (_random(1, size, 12, 128, dtype=torch.bfloat16) for size in (4680, keys, keys))
     q, k, v = (part.transpose(1, 2) for part in (q, k, v))
     with torch.inference_mode(), sdpa_kernel(WIDE, set_priority=True):
-        found, wanted = attend_wide(q, k, v, parts=2), attend_wide(q, k, v)
+        found, wanted = attend_wide(q, k, v, splits=2), attend_wide(q, k, v)
     assert (found.float() - wanted.float()).norm() < 0.01 * wanted.float().norm()

@@ -7,10 +7,10 @@ import time
 import pytest
 import torch
 
-from diagonal.evaluation import machine
-from diagonal.evaluation.speed import Case, Settings, measure
-from diagonal.pipeline import load
-from diagonal.plan import Order
+from diagonal.evaluation.speed import machine
+from diagonal.evaluation.speed.world import Case, Settings, measure
+from diagonal.generation.world import load
+from diagonal.planning.plan import Order
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 CUDA = torch.device("cuda")

@@ -9,14 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal.names import find
-from diagonal.training import codec, distill, stages, teacher
-from diagonal.training.codec import CodecTask
-from diagonal.training.data import Part
-from diagonal.training.distill import DistillTask
-from diagonal.training.latents import Clips, Prompts
-from diagonal.training.methods import METHODS
-from diagonal.training.teacher import TeacherTask
+from diagonal.catalog.names import find
+from diagonal.training.data.latents import Clips, Prompts
+from diagonal.training.latents import codec, distill
+from diagonal.training.latents import pretraining as teacher
+from diagonal.training.latents.codec import CodecTask
+from diagonal.training.latents.distill import DistillTask
+from diagonal.training.latents.methods import METHODS
+from diagonal.training.latents.pretraining import TeacherTask
+from diagonal.training.tokens import stages
+from diagonal.worlds.recordings import Part
 from tests.unit.test_codec_training import moving, perceptual
 
 pytestmark = [

@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import diagonal
-from diagonal import Request, VideoModel, session
+from diagonal import Request, VideoModel
+from diagonal.catalog.names import find
 from diagonal.engine.attention import Full
+from diagonal.engine.chunks.bidirectional import velocity
 from diagonal.engine.kernels import SWITCH
-from diagonal.engine.teacher import velocity
-from diagonal.names import find
-from diagonal.text import embed
+from diagonal.generation import session
+from diagonal.text.encoders import embed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 SHORT, LONG = "turning left", "walking through a brick corridor with a soldier then turning left then turning right"

@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import diagonal
-from diagonal import Grid, Layout, Sampling, make_plan, weights
+from diagonal import Grid, Layout, Sampling, checkpoints, make_plan
 from diagonal.engine.attention import Dense
-from diagonal.engine.decode import decode
-from diagonal.engine.runner import Eager
 from diagonal.engine.sampler import weights as sampling_weights
+from diagonal.engine.tokens.decode import decode
+from diagonal.engine.tokens.runner import Eager
 from diagonal.models.cosmos import VARIANTS, Config, Yarn, rope_3d, sines_3d
 from diagonal.models.layers import frequencies
 from diagonal.tokenizers import cosmos as tokenizer
@@ -75,7 +75,7 @@ def recorded(request: Any) -> Recorded:
     name, config = request.param, _config(request.param)
     with torch.device("meta"):
         model = config.build()
-    weights.load(model, golden(f"cosmos/{name}.weights.safetensors"), name)
+    checkpoints.load(model, golden(f"cosmos/{name}.weights.safetensors"), name)
     model.eval().requires_grad_(False)
     data = golden(f"cosmos/{name}.data.safetensors")
     call = model.bind(data["context"]) if config.text else model
@@ -213,12 +213,12 @@ def test_published_keys_load_strictly_at_every_size(size: str) -> None:
             module = VARIANTS[name].config.build()
         # What the training framework keeps for itself is no weight of the model.
         extra = {f"{prefix}layers.0.attention._extra_state": torch.empty(3, dtype=torch.uint8, device="meta")}
-        weights.load(module, {prefix + key: value for key, value in state.items()} | extra, name)
+        checkpoints.load(module, {prefix + key: value for key, value in state.items()} | extra, name)
         assert sum(parameter.numel() for parameter in module.parameters()) == count
     with pytest.raises(ValueError, match="1 missing"):
-        weights.load(module, dict(list(state.items())[1:]), name)
+        checkpoints.load(module, dict(list(state.items())[1:]), name)
     with pytest.raises(ValueError, match="1 unexpected"):
-        weights.load(module, state | {"layers.99.extra": torch.empty(1)}, name)
+        checkpoints.load(module, state | {"layers.99.extra": torch.empty(1)}, name)
 
 
 def _manifest(name: str) -> dict[str, Tensor]:
@@ -241,7 +241,7 @@ def coder() -> tokenizer.CosmosTokenizer:
     assert (config.patch, config.stride) == (sizes["spatial_compression"], sizes["temporal_compression"])
     with torch.device("meta"):
         module = config.build()
-    weights.load(module, golden("cosmos/tokenizer.weights.safetensors"), "the recorded tokenizer")
+    checkpoints.load(module, golden("cosmos/tokenizer.weights.safetensors"), "the recorded tokenizer")
     return module.eval().requires_grad_(False)
 
 
@@ -310,13 +310,13 @@ def test_the_published_tokenizer_keys_load_strictly() -> None:
     assert len(state) == 318
     with torch.device("meta"):
         module = tokenizer.VARIANTS["dv8x16x16"].build()
-    weights.load(module, state, "cosmos/dv8x16x16")
+    checkpoints.load(module, state, "cosmos/dv8x16x16")
     count = sum(value.numel() for value in state.values())
     assert sum(parameter.numel() for parameter in module.parameters()) == count == 110_898_294
     with pytest.raises(ValueError, match="1 missing"):
-        weights.load(module, dict(list(state.items())[1:]), "cosmos/dv8x16x16")
+        checkpoints.load(module, dict(list(state.items())[1:]), "cosmos/dv8x16x16")
     with pytest.raises(ValueError, match="1 unexpected"):
-        weights.load(module, state | {"decoder.extra": torch.empty(1)}, "cosmos/dv8x16x16")
+        checkpoints.load(module, state | {"decoder.extra": torch.empty(1)}, "cosmos/dv8x16x16")
 
 
 def test_the_published_codebook_is_that_of_the_models() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import diagonal
-from diagonal import Diagonal, Grid, Layout, Order, Plan, Raster, StandIn, make_plan, weights
+from diagonal import Diagonal, Grid, Layout, Order, Plan, Raster, StandIn, checkpoints, make_plan
 from diagonal.engine.attention import Dense
 from diagonal.models.layers import rope_1d
 from diagonal.models.mcar import VARIANTS, Config
@@ -42,7 +42,7 @@ LAYOUT = Layout(Grid(4, 4, 6), suffix=3)
 def model() -> Any:
     with torch.device("meta"):
         module = CONFIG.build()
-    weights.load(module, golden("mcar/tiny_weights.safetensors"), "the recorded model")
+    checkpoints.load(module, golden("mcar/tiny_weights.safetensors"), "the recorded model")
     return module.eval().requires_grad_(False)
 
 
@@ -133,14 +133,14 @@ def test_published_keys_load_strictly_at_every_size(size: str, name: str) -> Non
     state = {key: torch.empty(shape, device="meta") for key, (shape, _) in manifest.items()}
     with torch.device("meta"):
         module = VARIANTS[name].config.build()
-    weights.load(module, state, name)
+    checkpoints.load(module, state, name)
     count = {"300M": 321_049_600, "700M": 725_985_280, "1200M": 1_229_301_760}[size]
     assert sum(parameter.numel() for parameter in module.parameters()) == count
     dropped = dict(list(state.items())[:-1])
     with pytest.raises(ValueError, match="1 missing"):
-        weights.load(module, dropped, name)
+        checkpoints.load(module, dropped, name)
     with pytest.raises(ValueError, match="1 unexpected"):
-        weights.load(module, state | {"transformer.model.layers.99.extra": torch.empty(1)}, name)
+        checkpoints.load(module, state | {"transformer.model.layers.99.extra": torch.empty(1)}, name)
 
 
 def test_the_published_tokenizer_keys_load_strictly() -> None:
@@ -152,7 +152,7 @@ def test_the_published_tokenizer_keys_load_strictly() -> None:
             prefix + key.removeprefix("model."): torch.empty(shape, device="meta")
             for key, (shape, _) in manifest.items()
         }
-        weights.load(module, state, "mcar/vq")
+        checkpoints.load(module, state, "mcar/vq")
         assert sum(parameter.numel() for parameter in module.parameters()) == sum(v.numel() for v in state.values())
 
 
@@ -175,7 +175,7 @@ def vae() -> tokenizer.VQTokenizer:
     state = golden("mcar/vae_tiny.safetensors")
     module = config.build()
     own = {key.removeprefix("weights."): value for key, value in state.items() if key.startswith("weights.")}
-    weights.load(module, own, "the recorded VQ-VAE")
+    checkpoints.load(module, own, "the recorded VQ-VAE")
     return module.eval().requires_grad_(False)
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diagonal import weights
+from diagonal import checkpoints
 from diagonal.tokenizers.taehv import VARIANTS
 from tests.conftest import golden_json
 from tests.tiny import build
@@ -20,11 +20,11 @@ def test_published_keys_load_strictly() -> None:
     state = {key: torch.empty(shape, device="meta") for key, (shape, _) in manifest["tensors"].items()}
     with torch.device("meta"):
         module = VARIANTS["wan"].build()
-    weights.load(module, state, "taehv/wan")
+    checkpoints.load(module, state, "taehv/wan")
     assert module.state_dict().keys() == state.keys()  # its own names are the published ones
     assert sum(parameter.numel() for parameter in module.parameters()) == manifest["_params"]
     with pytest.raises(ValueError, match="1 missing"):
-        weights.load(module, dict(list(state.items())[1:]), "taehv/wan")
+        checkpoints.load(module, dict(list(state.items())[1:]), "taehv/wan")
 
 
 def _memory_block(state: dict[str, Tensor], name: str, frames: list[Tensor]) -> list[Tensor]:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal import umt5, weights
+from diagonal import checkpoints
+from diagonal.text import umt5
 from tests.conftest import golden, golden_json
 
 
@@ -43,7 +44,7 @@ def test_the_names_of_the_file_are_those_of_transformers_at_full_size() -> None:
         return {key: value[0] for key, value in golden_json(f"wan/manifest_umt5xxl_enc_{name}.json")["tensors"].items()}
 
     state = {key: torch.empty(shape, device="meta") for key, shape in shapes("orig").items()}
-    ours = {key: list(value.shape) for key, value in weights.rename(state, umt5.KEYS).items()}
+    ours = {key: list(value.shape) for key, value in checkpoints.rename(state, umt5.KEYS).items()}
     wanted = shapes("hf")
     assert wanted.pop("encoder.embed_tokens.weight") == wanted["shared.weight"]  # one tensor under two names
     assert ours == wanted and len(ours) == 242

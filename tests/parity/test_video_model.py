@@ -10,9 +10,11 @@ import torch
 from safetensors.torch import save_file
 
 import diagonal
-from diagonal import Request, VideoModel, Weights, diffusion, presets
-from diagonal.presets import Preset
-from diagonal.schedules.denoising.explicit import Explicit
+from diagonal import Request, VideoModel, Weights
+from diagonal.generation import video as diffusion
+from diagonal.planning import presets
+from diagonal.planning.denoising.explicit import Explicit
+from diagonal.planning.presets import Preset
 from tests.conftest import golden
 from tests.wan import SIZE, Replay
 

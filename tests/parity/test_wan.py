@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal import weights
+from diagonal import checkpoints
 from diagonal.engine.attention import Full
-from diagonal.engine.chunk_masks import block_causal, dense, teacher_forcing
-from diagonal.engine.denoise import Settings, denoise
-from diagonal.engine.window import Window
+from diagonal.engine.chunks.cache import Window
+from diagonal.engine.chunks.denoise import Settings, denoise
+from diagonal.engine.chunks.masks import block_causal, dense, teacher_forcing
 from diagonal.models import wan
 from diagonal.models.wan import DIFFUSERS, VARIANTS
 from tests.conftest import golden, golden_json
@@ -201,9 +201,9 @@ def test_the_names_of_diffusers_are_the_recorded_ones_both_ways(size: str) -> No
     keymap = golden_json(f"wan/keymap_{size}_orig_to_diffusers.json")
     marks = {key: torch.tensor([float(index)]) for index, key in enumerate(keymap)}
     theirs = {keymap[key]: mark for key, mark in marks.items()}
-    assert weights.rename(theirs, DIFFUSERS) == marks
+    assert checkpoints.rename(theirs, DIFFUSERS) == marks
     back = {other: (ours,) for ours, (other,) in DIFFUSERS.items()}
-    assert weights.rename(marks, back) == theirs
+    assert checkpoints.rename(marks, back) == theirs
 
 
 def _meta(manifest: str, prefix: str = "") -> dict[str, Tensor]:
@@ -218,15 +218,15 @@ def test_published_keys_load_strictly(layout: str, prefix: str) -> None:
     assert len(state) == 825
     with torch.device("meta"):
         module = VARIANTS["1.3b"].config.build()
-    weights.load(module, state, "wan/1.3b")
+    checkpoints.load(module, state, "wan/1.3b")
     assert sum(parameter.numel() for parameter in module.parameters()) == 1_418_996_800
     with pytest.raises(ValueError, match="1 missing"):
-        weights.load(module, dict(list(state.items())[:-1]), "wan/1.3b")
+        checkpoints.load(module, dict(list(state.items())[:-1]), "wan/1.3b")
     with pytest.raises(ValueError, match="1 unexpected"):
-        weights.load(module, state | {prefix + "blocks.99.extra": torch.empty(1)}, "wan/1.3b")
+        checkpoints.load(module, state | {prefix + "blocks.99.extra": torch.empty(1)}, "wan/1.3b")
     name = next(key for key in state if key.endswith(("ffn.2.bias", "ffn.net.2.bias")))
     with pytest.raises(ValueError, match="1 of another shape"):
-        weights.load(module, state | {name: torch.empty(7)}, "wan/1.3b")
+        checkpoints.load(module, state | {name: torch.empty(7)}, "wan/1.3b")
 
 
 def test_the_larger_model_has_its_published_size() -> None:
@@ -246,7 +246,7 @@ def _published(layout: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize("layout", ["orig", "diffusers"])
 def test_both_layouts_give_the_same_model(model: Any, layout: str) -> None:
     other = VARIANTS["tiny"].config.build()
-    weights.load(other, _published(layout), "the recorded model")
+    checkpoints.load(other, _published(layout), "the recorded model")
     for key, value in model.state_dict().items():
         assert torch.equal(value, other.state_dict()[key]), key
 
@@ -262,7 +262,7 @@ def test_files_of_the_self_forcing_family_load(model: Any, tmp_path: Path, name:
         content["generator"] = {key: value + 1 for key, value in state.items()}
     torch.save(content, tmp_path / "file.pt")
     other = VARIANTS["tiny"].config.build()
-    weights.load(other, weights.read(tmp_path / "file.pt"), "the recorded model")
+    checkpoints.load(other, checkpoints.read(tmp_path / "file.pt"), "the recorded model")
     for key, value in model.state_dict().items():
         assert torch.equal(value, other.state_dict()[key]), key
 
@@ -270,4 +270,4 @@ def test_files_of_the_self_forcing_family_load(model: Any, tmp_path: Path, name:
 def test_a_file_without_a_generator_is_refused(tmp_path: Path) -> None:
     torch.save({"critic": {"model.x": torch.zeros(1)}, "step": 600}, tmp_path / "critic.pt")
     with pytest.raises(ValueError, match=r"critic\.pt holds no state dict of tensors"):
-        weights.read(tmp_path / "critic.pt")
+        checkpoints.read(tmp_path / "critic.pt")

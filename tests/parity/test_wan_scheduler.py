@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal.presets import PRESETS
-from diagonal.schedules.denoising import ChunkSchedule, parse
-from diagonal.schedules.denoising.noise import FlowTable
+from diagonal.planning.denoising import ChunkSchedule, parse
+from diagonal.planning.denoising.noise import FlowTable
+from diagonal.planning.presets import PRESETS
 from tests.conftest import golden, golden_json
 
 SHIFTS = (5, 8)

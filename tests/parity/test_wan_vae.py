@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal import weights
+from diagonal import checkpoints
 from diagonal.tokenizers.wan_vae import VARIANTS, Config, WanVAE
 from tests.conftest import golden, golden_json
 from tests.tiny import build
@@ -26,7 +26,7 @@ def vae(recorded: dict[str, Tensor]) -> WanVAE:
     mean, std = (tuple(numbers.tolist()) for numbers in (recorded["scale_mean"], 1 / recorded["scale_inv_std"]))
     module = build(replace(VARIANTS["tiny"], mean=mean, std=std))
     own = {key.removeprefix("w."): value for key, value in recorded.items() if key.startswith("w.")}
-    weights.load(module, own, "the recorded VAE")
+    checkpoints.load(module, own, "the recorded VAE")
     loaded: WanVAE = module.requires_grad_(False)
     return loaded
 
@@ -77,12 +77,12 @@ def test_published_keys_load_strictly(layout: str) -> None:
     state = {key: torch.empty(shape, device="meta") for key, (shape, _) in manifest["tensors"].items()}
     with torch.device("meta"):
         module = VARIANTS["1"].build()
-    weights.load(module, state, "wan_vae/1")
+    checkpoints.load(module, state, "wan_vae/1")
     assert sum(parameter.numel() for parameter in module.parameters()) == manifest["_params"] == 126_892_531
     with pytest.raises(ValueError, match="1 missing"):
-        weights.load(module, dict(list(state.items())[1:]), "wan_vae/1")
+        checkpoints.load(module, dict(list(state.items())[1:]), "wan_vae/1")
     with pytest.raises(ValueError, match="1 unexpected"):
-        weights.load(module, state | {"decoder.up_blocks.3.upsamplers.0.extra": torch.empty(1)}, "wan_vae/1")
+        checkpoints.load(module, state | {"decoder.up_blocks.3.upsamplers.0.extra": torch.empty(1)}, "wan_vae/1")
 
 
 def test_both_layouts_name_the_same_tensors() -> None:
@@ -91,7 +91,7 @@ def test_both_layouts_name_the_same_tensors() -> None:
     with torch.device("meta"):
         table = VARIANTS["1"].build().weight_map.keys
     named = {key: torch.empty(0) for key in theirs}
-    renamed = weights.rename({key: torch.full((), index) for index, key in enumerate(named)}, table)
+    renamed = checkpoints.rename({key: torch.full((), index) for index, key in enumerate(named)}, table)
     assert renamed.keys() == ours.keys()
     back = {key: list(theirs)[int(value)] for key, value in renamed.items()}
     assert sorted(back.values()) == sorted(theirs)
@@ -120,7 +120,7 @@ def _diffusers(config: Config) -> Any:
 def test_diffusers_weights_give_diffusers_latents_and_frames(blocks: int) -> None:
     config = replace(VARIANTS["tiny"], width=6, blocks=blocks)
     reference, module = _diffusers(config), build(config)
-    weights.load(module, reference.state_dict(), "diffusers' VAE")
+    checkpoints.load(module, reference.state_dict(), "diffusers' VAE")
     assert list(config.mean) == reference.config.latents_mean and list(config.std) == reference.config.latents_std
     mean, std = (torch.tensor(numbers)[:, None, None, None] for numbers in (config.mean, config.std))
     video_BCTHW = torch.rand(1, 3, 9, 16, 24, generator=torch.Generator().manual_seed(0)) * 2 - 1

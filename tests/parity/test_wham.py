@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import diagonal
-from diagonal import Grid, Layout, Sampling, World, make_plan, weights
+from diagonal import Grid, Layout, Sampling, World, checkpoints, make_plan
+from diagonal.catalog.names import find
 from diagonal.engine.attention import Causal
 from diagonal.models.wham import ACTION, VARIANTS, Config, fit
-from diagonal.names import find
 from diagonal.tokenizers import wham as tokenizer
 from diagonal.worlds import xbox
 from tests.conftest import golden, golden_json
@@ -43,7 +43,7 @@ def _published(data: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def _load(config: Any, state: dict[str, Tensor]) -> Any:
     with torch.device("meta"):
         module = config.build()
-    weights.load(module, state, "the recorded model")
+    checkpoints.load(module, state, "the recorded model")
     return module.eval().requires_grad_(False)
 
 
@@ -276,9 +276,9 @@ def test_a_whole_lightning_checkpoint_gives_the_same_world(tmp_path: Path, forei
     for ours, theirs in ((world.model, loaded.model), (world.tokenizer, loaded.tokenizer)):
         for key, value in ours.state_dict().items():
             assert torch.equal(value, theirs.state_dict()[key]), key
-    settings = weights.settings(path)
+    settings = checkpoints.settings(path)
     assert settings == {"context_encoder_args.images.pl_kwargs.model_spec.head_size": 16}
-    state = weights.read(path)
+    state = checkpoints.read(path)
     assert fit(_config("tiny"), state) == _config("tiny")
     assert tokenizer.VARIANTS["tiny"].fit(state, settings) == tokenizer.VARIANTS["tiny"]
 

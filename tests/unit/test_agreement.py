@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal.evaluation.agreement import DEFINITION, agreement
-from diagonal.pipeline import World, load
-from diagonal.quantize import quantize
+from diagonal.checkpoints.quantize import quantize
+from diagonal.evaluation.speed.agreement import DEFINITION, agreement
+from diagonal.generation.world import World, load
 
 
 @pytest.fixture(scope="module")

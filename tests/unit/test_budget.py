@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from diagonal.catalog.names import find
 from diagonal.engine.attention import Full
-from diagonal.engine.teacher import velocity
-from diagonal.names import find
+from diagonal.engine.chunks.bidirectional import velocity
 from diagonal.training import budget
 from diagonal.training.budget import Step, predict, spread, state_bytes
-from diagonal.training.methods import METHODS, Distillation
-from diagonal.training.run import Average
+from diagonal.training.latents.methods import METHODS, Distillation
+from diagonal.training.loop import Average
 from tests.small_diffusion import student
 from tests.unit.test_parallel import task
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from diagonal.names import find
-from diagonal.text import ENCODERS, embed
-from diagonal.training import captioned
-from diagonal.training.captioned import Cutting
+from diagonal.catalog.names import find
+from diagonal.text.encoders import ENCODERS, embed
+from diagonal.training.data import captioned
+from diagonal.training.data.captioned import Cutting
 from diagonal.worlds.captions import THINGS, Facts, caption
 from tests.tiny import build
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import diagonal
-from diagonal.engine.captured import Captured
-from diagonal.engine.window import Window, WindowCache
+from diagonal.engine.chunks.cache import Window, WindowCache
+from diagonal.engine.chunks.graphs import Captured
 
 FRAMES, ROWS, COLS = 3, 4, 6  # a chunk of latents; tokens are 2x2 of it
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal.names import find
+from diagonal.catalog.names import find
 from diagonal.tokenizers import wan_vae
-from diagonal.training.codec import CodecTask
-from diagonal.training.data import Part
-from diagonal.training.run import RunConfig, fit
-from diagonal.training.stages import build
+from diagonal.training.latents.codec import CodecTask
+from diagonal.training.loop import RunConfig, fit
+from diagonal.training.tokens.stages import build
+from diagonal.worlds.recordings import Part
 
 
 def moving(count: int, episode: int) -> Part:

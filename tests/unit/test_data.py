@@ -14,10 +14,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from diagonal import video
-from diagonal.names import find
-from diagonal.training.data import CHUNK, Part, TokenData, frames, join, read, tokenize
+from diagonal.catalog.names import find
+from diagonal.media import video
+from diagonal.training.data.recordings import CHUNK, TokenData, frames, join, read, tokenize
 from diagonal.worlds import vpt
+from diagonal.worlds.recordings import Part
 
 SIZE = (16, 24)
 
@@ -236,7 +237,7 @@ def test_episodes_that_skip_numbers_stay_apart_when_joined():
 
 
 def test_every_frame_becomes_its_ids_and_then_its_action(monkeypatch):
-    monkeypatch.setattr("diagonal.training.data.CHUNK", 4)
+    monkeypatch.setattr("diagonal.training.data.recordings.CHUNK", 4)
     torch.manual_seed(0)
     tokenizer = find("tokenizers", "fsq/tiny").build().eval()
     pixels = torch.randint(256, (10, *SIZE, 3), dtype=torch.uint8)

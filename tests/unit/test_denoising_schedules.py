@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diagonal.schedules.denoising import is_steps, names, parse, spec
-from diagonal.schedules.denoising.diagonal import Diagonal
-from diagonal.schedules.denoising.even import Even
-from diagonal.schedules.denoising.explicit import Explicit
-from diagonal.schedules.denoising.noise import FlowTable
+from diagonal.planning.denoising import is_steps, names, parse, spec
+from diagonal.planning.denoising.diagonal import Diagonal
+from diagonal.planning.denoising.even import Even
+from diagonal.planning.denoising.explicit import Explicit
+from diagonal.planning.denoising.noise import FlowTable
 
 steps = st.text("123456789", min_size=1, max_size=12)
 END = 357.1428527832031  # what the table makes of 100 with a shift of 5

@@ -17,16 +17,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from diagonal.engine.attention import Full
-from diagonal.engine.teacher import velocity
-from diagonal.presets import PRESETS
-from diagonal.training import diffusion, distill, latents, losses
-from diagonal.training.diffusion import Split, preset_shares
-from diagonal.training.distill import DistillTask
-from diagonal.training.latents import Prompts, Solving, Trajectories, record
-from diagonal.training.losses import Weights
-from diagonal.training.methods import METHODS, Distillation, find
-from diagonal.training.run import RunConfig, fit
-from diagonal.training.teacher import OdeTask, TeacherTask
+from diagonal.engine.chunks.bidirectional import velocity
+from diagonal.planning.presets import PRESETS
+from diagonal.training.data import latents
+from diagonal.training.data.latents import Prompts, Solving, Trajectories, record
+from diagonal.training.latents import diffusion, distill, losses
+from diagonal.training.latents.diffusion import Split, preset_shares
+from diagonal.training.latents.distill import DistillTask
+from diagonal.training.latents.losses import Weights
+from diagonal.training.latents.methods import METHODS, Distillation, find
+from diagonal.training.latents.pretraining import OdeTask, TeacherTask
+from diagonal.training.loop import RunConfig, fit
 from tests.small_diffusion import CPU, FRAMES, NEGATIVE, PROMPTS_ONLY, SIZE, TOKENS, blobs, method, student, texts
 
 

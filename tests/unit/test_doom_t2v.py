@@ -10,11 +10,14 @@ import pytest
 import torch
 
 import diagonal
-from diagonal import diffusion, weights, words
+from diagonal import checkpoints
+from diagonal.catalog.names import find
+from diagonal.checkpoints import sources
+from diagonal.generation import video as diffusion
+from diagonal.generation.components import Weights
 from diagonal.models import doom_t2v
-from diagonal.names import find
-from diagonal.parts import Weights
-from diagonal.text import ENCODERS, embed
+from diagonal.text import bag_of_words as words
+from diagonal.text.encoders import ENCODERS, embed
 from diagonal.worlds.captions import PHASES, PLACES, VOCABULARY, Facts, caption
 from tests.tiny import build
 
@@ -101,9 +104,9 @@ def test_weights_that_are_shipped_are_found_and_may_be_of_int8(tmp_path: Path, m
     whole = diffusion.load("doom-t2v/tiny", seed=3)
     whole.save_pretrained(tmp_path / "whole")
     (tmp_path / "assets" / "small").mkdir(parents=True)
-    small = weights.shrink(load_file(tmp_path / "whole" / "model.safetensors"))
+    small = checkpoints.shrink(load_file(tmp_path / "whole" / "model.safetensors"))
     save_file(small, tmp_path / "assets" / "small" / "world.safetensors")
-    monkeypatch.setattr(weights, "ASSETS", tmp_path / "assets")
+    monkeypatch.setattr(sources, "ASSETS", tmp_path / "assets")
     monkeypatch.setitem(doom_t2v.VARIANTS, "tiny", replace(doom_t2v.VARIANTS["tiny"], random=False, embedded="small"))
     found = diffusion.load("doom-t2v/tiny")
     assert found.weights == "embedded"

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 from rich.text import Text
 
-from diagonal import draw
-from diagonal.grid import Grid, Layout
-from diagonal.plan import Plan, make_plan
+from diagonal.media import draw
+from diagonal.planning.grid import Grid, Layout
+from diagonal.planning.plan import Plan, make_plan
 
 
 def planned(frames: int, rows: int, cols: int, schedule: str = "diagonal:k=1") -> Plan:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from diagonal.evaluation.drift import WINDOW, drift
-from diagonal.evaluation.idm import Config, judge
-from diagonal.training.stages import build
+from diagonal.networks.inverse_dynamics import Config, judge
+from diagonal.training.tokens.stages import build
 
 FPS = Fraction(35, 4)
 

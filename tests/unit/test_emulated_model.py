@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal.engine import cache as caches
-from diagonal.engine import graphs
 from diagonal.engine.attention import Causal
-from diagonal.engine.cache import CacheStep, KVCache
-from diagonal.engine.graphs import DeviceStep
 from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import hopper_attention, narrow, plain, products, wide
 from diagonal.engine.kernels.visibility import BLOCK, NOWHERE, Visibility
+from diagonal.engine.tokens import cache as caches
+from diagonal.engine.tokens import graphs
+from diagonal.engine.tokens.cache import CacheStep, KVCache
+from diagonal.engine.tokens.graphs import DeviceStep
 from diagonal.models import layers, mcar, wham
 from tests.cuda_on_cpu import Machine
 

@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from diagonal.files import atomic
+from diagonal.media.files import atomic
 
 
 def test_the_file_appears_only_when_the_body_is_done(tmp_path):

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from diagonal.engine.cache import KVCache
-from diagonal.engine.decode import decode
-from diagonal.engine.runner import Eager
-from diagonal.evaluation.floor import ONCE, Traffic, looked_up, step_bytes, visible_slots
-from diagonal.grid import Grid, Layout
-from diagonal.names import find
-from diagonal.plan import Plan, make_plan
+from diagonal.catalog.names import find
+from diagonal.engine.tokens.cache import KVCache
+from diagonal.engine.tokens.decode import decode
+from diagonal.engine.tokens.runner import Eager
+from diagonal.evaluation.speed.floor import ONCE, Traffic, looked_up, step_bytes, visible_slots
+from diagonal.planning.grid import Grid, Layout
+from diagonal.planning.plan import Plan, make_plan
 from tests.tiny import GREEDY, TINY, build, random_prompt, sampler, tiny_config
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal.names import find
+from diagonal.catalog.names import find
 from diagonal.tokenizers.fsq import Config, FSQTokenizer
 
 CONFIGS = {

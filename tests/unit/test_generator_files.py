@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from diagonal import weights
+from diagonal import checkpoints
 
 NAMES = ("patch_embedding.weight", "blocks.0.self_attn.q.weight", "head.modulation")
 
@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
 
 def _read(path: Path, content: Any, part: str | None = None) -> dict[str, Tensor]:
     torch.save(content, path)
-    return weights.read(path, part)
+    return checkpoints.read(path, part)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,6 @@ def test_a_file_without_the_model_says_what_it_has(path: Path, content: Any, par
 
 def test_safetensors_have_no_parts(tmp_path: Path) -> None:
     save_file(_state(1), tmp_path / "model.safetensors")
-    assert list(weights.read(tmp_path / "model.safetensors")) == sorted(_state(1))
+    assert list(checkpoints.read(tmp_path / "model.safetensors")) == sorted(_state(1))
     with pytest.raises(ValueError, match=r"only \.ckpt.* files have parts"):
-        weights.read(tmp_path / "model.safetensors", "generator")
+        checkpoints.read(tmp_path / "model.safetensors", "generator")

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal import weights
-from diagonal.lora import merge_lora
+from diagonal import checkpoints
+from diagonal.checkpoints.lora import merge_lora
 
 Q, O = "blocks.0.self_attn.q", "blocks.11.self_attn.o"  # noqa: E741
 RANK = 2
@@ -70,9 +70,9 @@ def test_a_diffusers_file_fits_diffusers_names() -> None:
     lora = {f"transformer.{name}.lora_A.weight": down, f"transformer.{name}.lora_B.weight": up}
     merged = merge_lora({f"{name}.weight": torch.zeros(6, 4)}, lora)
     torch.testing.assert_close(merged[f"{name}.weight"], up @ down)
-    with pytest.raises(ValueError, match=r"fit no weight of the checkpoint.*weights.rename"):
+    with pytest.raises(ValueError, match=r"fit no weight of the checkpoint.*checkpoints.rename"):
         merge_lora(_weights(), lora)
-    renamed = weights.rename(_weights(), {"blocks.{}.attn1.to_q.weight": ("blocks.{}.self_attn.q.weight",)})
+    renamed = checkpoints.rename(_weights(), {"blocks.{}.attn1.to_q.weight": ("blocks.{}.self_attn.q.weight",)})
     torch.testing.assert_close(merge_lora(renamed, lora)[f"{name}.weight"], _weights()[f"{Q}.weight"] + up @ down)
 
 
@@ -92,7 +92,7 @@ def test_half_precision_is_kept_and_added_in_single() -> None:
 
 def test_a_trainers_lora_file_is_read_and_merged(tmp_path: Path) -> None:
     torch.save({"generator_lora": _file("peft"), "critic_lora": {}, "step": 3000}, tmp_path / "lora.pt")
-    merged = merge_lora(_weights(), weights.read(tmp_path / "lora.pt"))
+    merged = merge_lora(_weights(), checkpoints.read(tmp_path / "lora.pt"))
     down, up = _pairs()[Q]
     torch.testing.assert_close(merged[f"{Q}.weight"], _weights()[f"{Q}.weight"] + up @ down)
 

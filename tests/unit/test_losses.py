@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal.training import losses
-from diagonal.training.losses import MOTIONS, Weights
+from diagonal.training.latents import losses
+from diagonal.training.latents.losses import MOTIONS, Weights
 from tests.conftest import golden
 
 SHAPE = (2, 5, 3, 6, 8)

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from diagonal.catalog.names import find
 from diagonal.engine.attention import Plain
-from diagonal.engine.protocols import Sampling
 from diagonal.engine.sampler import Sampler
-from diagonal.grid import Grid, Layout
-from diagonal.memory import GB, SAMPLED, estimate
-from diagonal.names import find
-from diagonal.plan import Plan, make_plan
+from diagonal.generation.memory import GB, SAMPLED, estimate
+from diagonal.planning.grid import Grid, Layout
+from diagonal.planning.plan import Plan, make_plan
+from diagonal.planning.sampling import Sampling
 from tests.tiny import TINY, TOKENS, build, new_cache
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diagonal.evaluation.metrics import Interval, bootstrap, colour_jump, frechet, psnr, sharpness
 from diagonal.evaluation.rollouts import Clips, cut, obeyed, stability
-from diagonal.training.data import Part
+from diagonal.worlds.recordings import Part
 from diagonal.worlds.vizdoom import ACTIONS
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
-from diagonal.names import families, find, listing
+import diagonal.models
+from diagonal.catalog.names import broken, families, find, listing
 from tests.tiny import TOKENS
 
 
@@ -50,3 +54,21 @@ def test_an_unknown_variant_is_answered_with_those_of_its_family(variant):
 def test_a_family_without_a_variant_is_answered_with_its_variants():
     with pytest.raises(ValueError, match="known: mcar/vq, mcar/tiny"):
         find("tokenizers", "mcar")
+
+
+def test_a_family_that_cannot_be_imported_breaks_no_other(tmp_path, monkeypatch):
+    (tmp_path / "shattered.py").write_text("raise ImportError('no module named glue')")
+    monkeypatch.setattr(diagonal.models, "__path__", [*diagonal.models.__path__, str(tmp_path)])
+    assert find("models", "mcar/tiny").licence
+    assert broken("models") == {"shattered": "ImportError: no module named glue"}
+    assert "shattered" not in families("models") and "mcar/tiny" in listing("models")
+    with pytest.raises(ImportError, match="glue"):
+        find("models", "shattered/tiny")
+    with pytest.raises(ValueError, match="nothing is called 'gpt'"):
+        find("models", "gpt")
+
+
+def test_finding_a_model_imports_its_own_family_alone():
+    code = "import sys; from diagonal.catalog.names import find; find('models', 'mcar/tiny'); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "diagonal.models.mcar" in loaded and not {"diagonal.models.wan", "diagonal.models.cosmos"} & set(loaded)

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from diagonal.training import parallel
-from diagonal.training.diffusion import Split
-from diagonal.training.distill import DistillTask
-from diagonal.training.latents import Prompts
+from diagonal.training.data.latents import Prompts
+from diagonal.training.latents.diffusion import Split
+from diagonal.training.latents.distill import DistillTask
+from diagonal.training.loop import POINTER, RunConfig, fit
 from diagonal.training.parallel import gathered, processes, shard
-from diagonal.training.run import POINTER, RunConfig, fit
 from tests.small_diffusion import CPU, NEGATIVE, PROMPTS_ONLY, SIZE, method, student, texts
 
 ROOT = Path(__file__).parents[2]

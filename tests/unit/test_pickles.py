@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 import diagonal
-from diagonal import pickles, weights
-from diagonal.pickles import read, read_module
+from diagonal import checkpoints
+from diagonal.checkpoints import pickles
+from diagonal.checkpoints.pickles import read, read_module
 from diagonal.tokenizers.cosmos import VARIANTS, CosmosTokenizer
 from diagonal.tokenizers.streaming import Past
 from tests.tiny import build
@@ -110,15 +111,15 @@ def test_tensors_and_hyper_parameters_of_a_lightning_checkpoint_are_read(tmp_pat
 
 def test_weights_reads_such_a_file_by_itself(tmp_path, foreign):
     path = lightning(tmp_path / "last.ckpt", {"w": torch.arange(3.0)}, foreign)
-    assert torch.equal(weights.read(path)["w"], torch.arange(3.0))
-    assert weights.settings(path)["variant"] == "x"
+    assert torch.equal(checkpoints.read(path)["w"], torch.arange(3.0))
+    assert checkpoints.settings(path)["variant"] == "x"
 
 
 def test_other_checkpoints_have_no_settings(tmp_path, plain):
-    weights.save({"m": nn.Linear(2, 2)}, tmp_path / "model.safetensors", {})
+    checkpoints.save({"m": nn.Linear(2, 2)}, tmp_path / "model.safetensors", {})
     torch.save({"w": torch.zeros(1)}, tmp_path / "old.ckpt", _use_new_zipfile_serialization=False)
     for path in (plain, tmp_path / "model.safetensors", tmp_path / "old.ckpt"):
-        assert weights.settings(path) == {}
+        assert checkpoints.settings(path) == {}
 
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16)
@@ -262,7 +263,7 @@ INSTEAD: dict[str, Callable[[Any], Any]] = {
 def test_code_beside_the_tensors_is_not_run(tmp_path, kind, place):
     path = tmp_path / "evil.ckpt"
     torch.save({"state_dict": {"w": torch.arange(6.0)}} | BESIDE[place](TRAPS[kind](tmp_path)), path)
-    for state in (read(path).state, weights.read(path)):
+    for state in (read(path).state, checkpoints.read(path)):
         assert torch.equal(state["w"], torch.arange(6.0))
     assert not (tmp_path / "sprung").exists()
 
@@ -272,7 +273,7 @@ def test_code_beside_the_tensors_is_not_run(tmp_path, kind, place):
 def test_code_in_place_of_tensors_is_refused_and_not_run(tmp_path, kind, place):
     path = tmp_path / "evil.ckpt"
     torch.save(INSTEAD[place](TRAPS[kind](tmp_path)), path)
-    for reader in (read, weights.read):
+    for reader in (read, checkpoints.read):
         with pytest.raises(ValueError, match=r"evil\.ckpt holds no state dict of tensors; code in it is never run"):
             reader(path)
     assert not (tmp_path / "sprung").exists()
@@ -491,7 +492,7 @@ def test_every_tensor_of_a_module_is_read(tmp_path: Path, how: str):
     assert state.keys() == expected.keys()
     for key, value in expected.items():
         assert state[key].dtype == value.dtype and torch.equal(state[key], value), key
-    assert weights.read(tmp_path / "net.jit").keys() == expected.keys()
+    assert checkpoints.read(tmp_path / "net.jit").keys() == expected.keys()
 
 
 def test_where_a_tensor_lay_when_it_was_saved_does_not_matter(tmp_path: Path):
@@ -517,7 +518,7 @@ def test_code_in_the_pickle_of_a_module_is_refused_and_not_run(tmp_path: Path, k
     content = pickle.dumps(TRAPS[kind](tmp_path), protocol=2)
     _change(tmp_path / "net.jit", {"data.pkl": _holding(content[2:-1]) if place == "attribute" else content})
     with pytest.raises(ValueError, match=r"net\.jit was refused: .* is not allowed.*never run"):
-        weights.read(tmp_path / "net.jit")
+        checkpoints.read(tmp_path / "net.jit")
     assert not (tmp_path / "sprung").exists()
     pickle.loads(content)  # the same bytes, trusted
     assert (tmp_path / "sprung").exists()
@@ -616,7 +617,7 @@ def test_a_damaged_module_is_refused(tmp_path: Path, changes: dict[str, bytes | 
 def test_a_jit_file_that_is_no_archive_is_refused(tmp_path: Path):
     (tmp_path / "net.jit").write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match="no archive of tensors"):
-        weights.read(tmp_path / "net.jit")
+        checkpoints.read(tmp_path / "net.jit")
 
 
 # The files of a published tokenizer
@@ -673,7 +674,7 @@ def published(tmp_path: Path) -> tuple[Path, CosmosTokenizer]:
 
 def test_a_published_tokenizer_is_its_two_halves(published: tuple[Path, CosmosTokenizer]):
     folder, coder = published
-    state = weights.read(folder)
+    state = checkpoints.read(folder)
     assert {"encoder.patcher3d.wavelets", "quantizer._levels", "inv_quant.quantizer._basis"} <= state.keys()
     world = diagonal.load("cosmos/tiny", tokenizer=folder, weights=_model(folder))
     own = {key: value for key, value in coder.state_dict().items() if "patcher3d" not in key}
@@ -685,7 +686,7 @@ def _model(folder: Path) -> Path:
     """A model to go with it, from elsewhere."""
     path = folder / "model"
     diagonal.load("cosmos/tiny").save_pretrained(path)
-    state = {key: value for key, value in weights.read(path).items() if key.startswith("transformer.")}
+    state = {key: value for key, value in checkpoints.read(path).items() if key.startswith("transformer.")}
     torch.save(state, path / "model.pt")
     return path / "model.pt"
 
@@ -694,7 +695,7 @@ def test_a_traced_tokenizer_and_ours_compute_the_same(published: tuple[Path, Cos
     """The traces are real ones: they run, and give what the weights that we read give."""
     folder, _ = published
     coder: Any = build(VARIANTS["tiny"])
-    weights.load(coder, weights.read(folder), "cosmos/tiny")
+    checkpoints.load(coder, checkpoints.read(folder), "cosmos/tiny")
     video = torch.randint(256, (1, 9, 3, 32, 32), generator=torch.Generator().manual_seed(0)).byte()
     traced = torch.jit.load(folder / "encoder.jit")(video.transpose(1, 2) / 127.5 - 1)
     torch.testing.assert_close(coder.latents(video), traced, atol=1e-5, rtol=1e-5)
@@ -704,11 +705,11 @@ def test_one_file_alone_lacks_the_other_half(published: tuple[Path, CosmosTokeni
     folder, _ = published
     coder: Any = build(VARIANTS["tiny"])
     with pytest.raises(ValueError, match=r"missing: decoder\."):
-        weights.load(coder, weights.read(folder / "encoder.jit"), "cosmos/tiny")
+        checkpoints.load(coder, checkpoints.read(folder / "encoder.jit"), "cosmos/tiny")
 
 
 def test_several_other_archives_are_too_many(tmp_path: Path):
     for name in ("a", "b"):
         _save(tmp_path / f"{name}.jit")
     with pytest.raises(ValueError, match=r"holds 2 \.jit files; name the one to load"):
-        weights.read(tmp_path)
+        checkpoints.read(tmp_path)

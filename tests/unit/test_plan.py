@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diagonal import Diagonal, Grid, Layout, Order, Plan, Raster, StandIn, Window, make_plan
-from diagonal.grid import IntArray
-from diagonal.plan import NEVER, NONE
+from diagonal.planning.grid import IntArray
+from diagonal.planning.plan import NEVER, NONE
 
 
 @st.composite

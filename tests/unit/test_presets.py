@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from diagonal.presets import PRESETS, Preset, find, read_yaml
-from diagonal.schedules.denoising.diagonal import Diagonal
-from diagonal.schedules.denoising.even import Even
-from diagonal.schedules.denoising.explicit import Explicit
-from diagonal.schedules.denoising.teacher import Teacher
+from diagonal.planning.denoising.diagonal import Diagonal
+from diagonal.planning.denoising.even import Even
+from diagonal.planning.denoising.explicit import Explicit
+from diagonal.planning.denoising.teacher import Teacher
+from diagonal.planning.presets import PRESETS, Preset, find, read_yaml
 
 SELF_FORCING = """
 generator_ckpt: checkpoints/start.pt

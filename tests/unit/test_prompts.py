@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal import text
-from diagonal.text import ENCODERS, embed, prepare
-from diagonal.training.prompts import LONGEST, Written, read
+from diagonal.text import encoders as text
+from diagonal.text.encoders import ENCODERS, embed, prepare
+from diagonal.training.data.prompts import LONGEST, Written, read
 
 HASH = ENCODERS["hash"]
 

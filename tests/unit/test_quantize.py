@@ -12,20 +12,21 @@ import torch.nn.functional as F
 from torch import nn
 
 from diagonal import Request
+from diagonal.catalog.names import find
+from diagonal.checkpoints import int8_rows, restore, shrink
+from diagonal.checkpoints.int8 import SCALE
+from diagonal.checkpoints.quantize import KINDS, quantize
 from diagonal.engine.attention import Causal
-from diagonal.engine.cache import KVCache
-from diagonal.engine.decode import decode
 from diagonal.engine.kernels import plain
 from diagonal.engine.kernels.plain import fp8_rows
-from diagonal.engine.runner import Eager
-from diagonal.evaluation.floor import ONCE, Traffic, looked_up
-from diagonal.grid import Grid, Layout
+from diagonal.engine.tokens.cache import KVCache
+from diagonal.engine.tokens.decode import decode
+from diagonal.engine.tokens.runner import Eager
+from diagonal.evaluation.speed.floor import ONCE, Traffic, looked_up
+from diagonal.generation.world import load
 from diagonal.models.layers import Fp8Linear, Int8Linear, ScaledRows, add_linear
-from diagonal.names import find
-from diagonal.pipeline import load
-from diagonal.plan import make_plan
-from diagonal.quantize import KINDS, quantize
-from diagonal.weights import SCALE, int8_rows, restore, shrink
+from diagonal.planning.grid import Grid, Layout
+from diagonal.planning.plan import make_plan
 from tests.tiny import GREEDY, TINY, build, random_prompt, sampler, tiny_config
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from diagonal.names import find
-from diagonal.pipeline import load
+from diagonal.catalog.names import find
+from diagonal.generation.world import load
 from tests.tiny import TINY
 
 

@@ -12,15 +12,16 @@ import pytest
 import torch
 
 from diagonal import recipes
-from diagonal.engine.protocols import Variant
-from diagonal.names import find as find_named
-from diagonal.plan import Order
-from diagonal.recipes import Recipe, WorldRecipe, find, names
-from diagonal.training import stages
-from diagonal.training.data import Part
-from diagonal.training.run import RunConfig
-from diagonal.training.tokenizer import TokenizerTask
+from diagonal.catalog.names import find as find_named
+from diagonal.catalog.variants import Variant
+from diagonal.planning.plan import Order
+from diagonal.recipes import find, names
+from diagonal.training.loop import RunConfig
+from diagonal.training.recipe import Recipe, WorldRecipe
+from diagonal.training.tokens import stages
+from diagonal.training.tokens.tokenizer import TokenizerTask
 from diagonal.worlds import vizdoom
+from diagonal.worlds.recordings import Part
 
 ALL = ["doom", "mcar", "mcar:300m", "mcar:700m", "mcar:1200m", "smoke"]
 

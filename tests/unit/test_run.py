@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from diagonal.media.video import VideoArray
+from diagonal.media.video import read as read_picture
+from diagonal.training.loop import RunConfig, fit
 from diagonal.training.optim import Muon, rate
-from diagonal.training.run import RunConfig, fit
-from diagonal.video import VideoArray
-from diagonal.video import read as read_picture
 
 
 class Killed(BaseException):

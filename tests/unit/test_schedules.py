@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diagonal import Diagonal, Grid, Layout, Raster, Window, make_plan
-from diagonal.grid import IntArray
-from diagonal.schedules.decoding import parse, spec
+from diagonal.planning.decoding import parse, spec
+from diagonal.planning.grid import IntArray
 
 grids = st.builds(Grid, st.integers(1, 4), st.integers(1, 6), st.integers(1, 7))
 COSMOS = Grid(3, 40, 64)  # 24 frames of 640x1024 after 9: three latent frames

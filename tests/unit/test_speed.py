@@ -14,12 +14,13 @@ import torch
 from PIL import Image
 
 from benchmarks import table
-from diagonal import draw
-from diagonal.evaluation import machine, speed
-from diagonal.evaluation.floor import Traffic, step_bytes
-from diagonal.evaluation.speed import DEFINITION, Case, Settings, cut, measure
-from diagonal.pipeline import World, load
-from diagonal.plan import Order
+from diagonal.evaluation.speed import machine
+from diagonal.evaluation.speed import world as speed
+from diagonal.evaluation.speed.floor import Traffic, step_bytes
+from diagonal.evaluation.speed.world import DEFINITION, Case, Settings, cut, measure
+from diagonal.generation.world import World, load
+from diagonal.media import draw
+from diagonal.planning.plan import Order
 
 GIVEN = Settings(frames=8, tokenizer=False)
 

@@ -9,24 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal.engine.denoise import Gaussian
-from diagonal.evaluation.idm import Config as JudgeConfig
-from diagonal.evaluation.reader import Answers
-from diagonal.evaluation.reader import Config as ReaderConfig
-from diagonal.evaluation.students import (
-    Asked,
-    Judges,
-    References,
-    Student,
-    Teacher,
-    alignment,
-    compare,
-    endless,
-    look,
-)
-from diagonal.names import find
-from diagonal.presets import PRESETS
-from diagonal.training.stages import build
+from diagonal.catalog.names import find
+from diagonal.engine.chunks.denoise import Gaussian
+from diagonal.evaluation.distilled import Asked, Judges, References, Student, Teacher, alignment, compare, endless, look
+from diagonal.networks.caption_reader import Answers
+from diagonal.networks.caption_reader import Config as ReaderConfig
+from diagonal.networks.inverse_dynamics import Config as JudgeConfig
+from diagonal.planning.presets import PRESETS
+from diagonal.training.tokens.stages import build
 from diagonal.worlds.captions import LEFT, PLACES, RIGHT, THINGS, Facts
 from tests.unit.test_lpips import random_weights
 
@@ -97,7 +87,7 @@ def test_a_teacher_starts_from_the_noise_of_its_students(model: Any, codec: Any,
         begun.append(noise)
         return [noise]
 
-    monkeypatch.setattr("diagonal.evaluation.students.trajectory", note)
+    monkeypatch.setattr("diagonal.evaluation.distilled.trajectory", note)
     made = teacher(model, codec)
     assert made.videos(asked(model, batch=2)).shape == (3, 11, 3, 32, 32) and made.forwards == 6
     noise, draw = torch.cat(begun), Gaussian(range(3), torch.device("cpu"))

@@ -13,8 +13,8 @@ import pytest
 
 from benchmarks import suite
 from diagonal import cli
-from diagonal.names import find
-from diagonal.plan import Order
+from diagonal.catalog.names import find
+from diagonal.planning.plan import Order
 
 
 @pytest.mark.parametrize("name", suite.CASES)

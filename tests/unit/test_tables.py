@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from diagonal.draw import Point
 from diagonal.evaluation import report, tables
 from diagonal.evaluation.metrics import Interval
+from diagonal.media.draw import Point
 
 ROWS = [
     {"label": "real", "scenario": Interval(0.98, 0.96, 1.0), "frechet_idm": Interval(1.5, 1.25, 1.75)},

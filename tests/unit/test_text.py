@@ -21,8 +21,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from diagonal import text, umt5
-from diagonal.text import ENCODERS, Encoder, embed, read, tidied
+from diagonal.text import encoders as text
+from diagonal.text import umt5
+from diagonal.text.encoders import ENCODERS, Encoder, embed, read, tidied
 
 SENTENCES = ["a red car on a wet road", "a blue boat in the rain"]
 KINDS = ("t5", "umt5")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from benchmarks.variants import compare, settings_of
-from diagonal.engine import runner
 from diagonal.engine.kernels import narrow, wide
-from diagonal.evaluation.speed import Settings
+from diagonal.engine.tokens import runner
+from diagonal.evaluation.speed.world import Settings
 
 
 def test_a_variant_is_numbers_of_modules() -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from diagonal import video
-from diagonal.video import VideoArray
+from diagonal.media import video
+from diagonal.media.video import VideoArray
 
 
 def moving(frames: int, height: int, width: int) -> VideoArray:

@@ -16,10 +16,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import diagonal
-from diagonal import Request, VideoModel, Weights, presets, session, weights
-from diagonal.engine.teacher import sample_whole, unipc
-from diagonal.names import find
-from diagonal.text import ENCODERS, embed
+from diagonal import Request, VideoModel, Weights, checkpoints
+from diagonal.catalog.names import find
+from diagonal.engine.chunks.bidirectional import sample_whole, unipc
+from diagonal.generation import session
+from diagonal.planning import presets
+from diagonal.text.encoders import ENCODERS, embed
 from tests.conftest import golden, golden_json
 
 SIZE: dict[str, Any] = {"height": 32, "width": 48}
@@ -305,7 +307,7 @@ def test_a_generator_file_takes_its_vae_from_elsewhere(original: Path, tmp_path:
 def test_what_is_saved_loads_again(model: VideoModel, tmp_path: Path) -> None:
     again = diagonal.load("wan/tiny", model.save_pretrained(tmp_path / "new"))
     assert same(model.model, again.model) and same(model.vae, again.vae)
-    assert weights.settings(tmp_path / "new") == {"model": "wan/tiny"}
+    assert checkpoints.settings(tmp_path / "new") == {"model": "wan/tiny"}
     torch.testing.assert_close(latents(again, PLAIN), latents(model, PLAIN), atol=1e-4, rtol=1e-4)
 
 

@@ -9,8 +9,8 @@ import torch
 
 import diagonal
 from diagonal import Request
-from diagonal.evaluation import video_speed
-from diagonal.evaluation.video_speed import Settings, _operations, _text_rows, check, measure
+from diagonal.evaluation.speed import video as video_speed
+from diagonal.evaluation.speed.video import Settings, _operations, _text_rows, check, measure
 
 SMALL = {"height": 64, "width": 96}
 
@@ -50,7 +50,7 @@ def test_without_a_decoder_there_are_no_pixels(model: Any) -> None:
 def test_operations_are_those_of_products_and_attention(model: Any) -> None:
     """At true size: the arithmetic of one call over 4,680 tokens that see as many."""
     big: Any = diagonal.VideoModel.__new__(diagonal.VideoModel)
-    from diagonal.names import find
+    from diagonal.catalog.names import find
 
     big.variant = find("models", "wan/1.3b")
     with torch.device("meta"):

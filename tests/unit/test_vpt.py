@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diagonal import video
+from diagonal.media import video
 from diagonal.worlds import vpt
 from diagonal.worlds.vpt import NOOP, Action
 

@@ -16,8 +16,9 @@ from huggingface_hub.utils._paths import filter_repo_objects
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from diagonal import weights
-from diagonal.engine.protocols import WeightMap
+from diagonal import checkpoints
+from diagonal.catalog.variants import WeightMap
+from diagonal.checkpoints import writing
 
 
 class Toy(nn.Module):
@@ -81,68 +82,68 @@ def assert_holds(model: Toy, published: dict[str, Tensor]) -> None:
 
 def test_saved_modules_load_back_exactly(tmp_path):
     model, tokenizer = Toy(), ToyTokenizer()
-    weights.save({"transformer": model, "tokenizer": tokenizer}, tmp_path / "model.safetensors", {"model": "toy"})
-    state = weights.read(tmp_path / "model.safetensors")
+    checkpoints.save({"transformer": model, "tokenizer": tokenizer}, tmp_path / "model.safetensors", {"model": "toy"})
+    state = checkpoints.read(tmp_path / "model.safetensors")
     other, other_tokenizer = Toy(), ToyTokenizer()
-    weights.load(other, state, "toy")
-    weights.load(other_tokenizer, state, "toy")
+    checkpoints.load(other, state, "toy")
+    checkpoints.load(other_tokenizer, state, "toy")
     assert_same(dict(model.state_dict()), dict(other.state_dict()))
     assert_same(dict(tokenizer.state_dict()), dict(other_tokenizer.state_dict()))
 
 
 def test_saving_leaves_one_file(tmp_path):
-    weights.save({"transformer": Toy()}, tmp_path / "model.safetensors", {})
+    checkpoints.save({"transformer": Toy()}, tmp_path / "model.safetensors", {})
     assert os.listdir(tmp_path) == ["model.safetensors"]
 
 
 def test_a_folder_with_one_file_is_that_file(tmp_path, published):
     save_file(published, tmp_path / "weights.safetensors")
     (tmp_path / "config.json").write_text("{}")
-    assert_same(weights.read(tmp_path), published)
+    assert_same(checkpoints.read(tmp_path), published)
 
 
 def test_a_folder_of_shards_is_one_checkpoint(tmp_path, published):
     names = list(published)
     save_file({name: published[name] for name in names[:2]}, tmp_path / "model-00001-of-00002.safetensors")
     save_file({name: published[name] for name in names[2:]}, tmp_path / "model-00002-of-00002.safetensors")
-    assert_same(weights.read(tmp_path), published)
+    assert_same(checkpoints.read(tmp_path), published)
 
 
 def test_a_shrunk_checkpoint_may_be_cut_anywhere(tmp_path):
     state = {"a": torch.randn(4, 6), "b": torch.randn(3, 2)}
-    small = weights.shrink(state)
+    small = checkpoints.shrink(state)
     for number, (name, value) in enumerate(small.items()):
         save_file({name: value}, tmp_path / f"part-{number}.safetensors")
-    assert_same(weights.read(tmp_path), weights.restore(small))
+    assert_same(checkpoints.read(tmp_path), checkpoints.restore(small))
 
 
 def test_shards_that_repeat_keys_are_refused_with_the_keys(tmp_path, published):
     save_file(published, tmp_path / "a.safetensors")
     save_file({"model.embed.weight": torch.zeros(1), "other": torch.zeros(1)}, tmp_path / "b.safetensors")
     with pytest.raises(ValueError, match=r"b\.safetensors repeats keys of another shard: model\.embed\.weight$"):
-        weights.read(tmp_path)
+        checkpoints.read(tmp_path)
 
 
 @pytest.mark.parametrize("suffix", [".ckpt", ".bin", ".pt", ".pth"])
 def test_a_flat_pytorch_file_is_read(tmp_path, published, suffix):
     torch.save(published, tmp_path / f"weights{suffix}")
-    assert_same(weights.read(tmp_path / f"weights{suffix}"), published)
+    assert_same(checkpoints.read(tmp_path / f"weights{suffix}"), published)
 
 
 def test_a_checkpoint_of_a_trainer_is_its_state_dict(tmp_path, published):
     torch.save({"state_dict": published, "epoch": 3, "optimizer": {"lr": 0.1}}, tmp_path / "last.ckpt")
-    assert_same(weights.read(tmp_path / "last.ckpt"), published)
+    assert_same(checkpoints.read(tmp_path / "last.ckpt"), published)
 
 
 def test_a_pytorch_file_of_the_older_format_is_read(tmp_path, published):
     torch.save(published, tmp_path / "old.ckpt", _use_new_zipfile_serialization=False)
-    assert_same(weights.read(tmp_path / "old.ckpt"), published)
+    assert_same(checkpoints.read(tmp_path / "old.ckpt"), published)
 
 
 def test_safetensors_are_preferred_in_a_folder_that_has_both(tmp_path, published):
     save_file(published, tmp_path / "model.safetensors")
     torch.save({"other": torch.zeros(1)}, tmp_path / "model.bin")
-    assert_same(weights.read(tmp_path), published)
+    assert_same(checkpoints.read(tmp_path), published)
 
 
 # Writing
@@ -156,24 +157,24 @@ def numbers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def test_a_checkpoint_that_is_too_large_is_written_in_shards(tmp_path, monkeypatch):
-    monkeypatch.setattr(weights, "SHARD", SMALL)
+    monkeypatch.setattr(writing, "SHARD", SMALL)
     model, tokenizer, told = Toy(), ToyTokenizer(), []
     modules = {"transformer": model, "tokenizer": tokenizer}
     path = tmp_path / "model.safetensors"
-    paths = weights.save(modules, path, {"model": "toy"}, on_file=lambda done, total: told.append((done, total)))
+    paths = checkpoints.save(modules, path, {"model": "toy"}, on_file=lambda done, total: told.append((done, total)))
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     assert [path.name for path in paths] == names == sorted(os.listdir(tmp_path))
     assert told == [(1, 2), (2, 2)]
     assert [sum(value.nbytes for value in load_file(path).values()) for path in paths] == [80 + 96, 96 + 24 + 8]
     for path in paths:
-        assert weights.settings(path) == {"model": "toy"}
-    state = weights.read(tmp_path)
+        assert checkpoints.settings(path) == {"model": "toy"}
+    state = checkpoints.read(tmp_path)
     assert_same(state, prefixed(numbers(model), "transformer.") | prefixed(numbers(tokenizer), "tokenizer."))
 
 
 def test_a_tensor_larger_than_a_shard_has_one_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(weights, "SHARD", 90)
-    paths = weights.save({"transformer": Toy()}, tmp_path / "model.safetensors", {})
+    monkeypatch.setattr(writing, "SHARD", 90)
+    paths = checkpoints.save({"transformer": Toy()}, tmp_path / "model.safetensors", {})
     assert [list(load_file(path)) for path in paths] == [
         ["transformer.embed.weight"],
         ["transformer.blocks.0.qk.weight"],
@@ -182,9 +183,9 @@ def test_a_tensor_larger_than_a_shard_has_one_of_its_own(tmp_path, monkeypatch):
 
 
 def test_shards_are_cut_by_the_size_that_is_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(weights, "SHARD", SMALL)
+    monkeypatch.setattr(writing, "SHARD", SMALL)
     model = Toy()
-    (path,) = weights.save({"transformer": model}, tmp_path / "model.safetensors", {}, torch.bfloat16)
+    (path,) = checkpoints.save({"transformer": model}, tmp_path / "model.safetensors", {}, torch.bfloat16)
     assert path.name == "model.safetensors"
     assert_same(load_file(path), {f"transformer.{key}": value.bfloat16() for key, value in numbers(model).items()})
     assert model.embed.weight.dtype == torch.float32
@@ -193,47 +194,47 @@ def test_shards_are_cut_by_the_size_that_is_written(tmp_path, monkeypatch):
 def test_what_is_stored_in_several_types_stays_so(tmp_path):
     model = Toy()
     model.embed.bfloat16()
-    weights.save({"transformer": model}, tmp_path / "model.safetensors", {})
-    assert_same(weights.read(tmp_path), prefixed(numbers(model), "transformer."))
+    checkpoints.save({"transformer": model}, tmp_path / "model.safetensors", {})
+    assert_same(checkpoints.read(tmp_path), prefixed(numbers(model), "transformer."))
 
 
 def test_a_failure_between_two_shards_leaves_no_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(weights, "SHARD", SMALL)
+    monkeypatch.setattr(writing, "SHARD", SMALL)
 
     def fail(done: int, total: int) -> None:
         assert len(os.listdir(tmp_path)) == 1  # written, under another name
         raise OSError("No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        weights.save({"transformer": Toy()}, tmp_path / "model.safetensors", {}, on_file=fail)
+        checkpoints.save({"transformer": Toy()}, tmp_path / "model.safetensors", {}, on_file=fail)
     assert os.listdir(tmp_path) == []
 
 
 def test_another_number_of_shards_is_not_written_beside_the_first(tmp_path, monkeypatch):
     """All of them would be read as one checkpoint."""
     path = tmp_path / "model.safetensors"
-    weights.save({"transformer": Toy()}, path, {})
-    weights.save({"transformer": Toy()}, path, {})  # the same files again are replaced
-    monkeypatch.setattr(weights, "SHARD", SMALL)
+    checkpoints.save({"transformer": Toy()}, path, {})
+    checkpoints.save({"transformer": Toy()}, path, {})  # the same files again are replaced
+    monkeypatch.setattr(writing, "SHARD", SMALL)
     with pytest.raises(FileExistsError, match=r"another number of parts: model\.safetensors; remove them"):
-        weights.save({"transformer": Toy()}, path, {})
+        checkpoints.save({"transformer": Toy()}, path, {})
     path.unlink()
-    weights.save({"transformer": Toy()}, path, {})
+    checkpoints.save({"transformer": Toy()}, path, {})
     monkeypatch.undo()
     with pytest.raises(FileExistsError, match=r"model-00001-of-00002\.safetensors, model-00002-of-00002\.safetensors"):
-        weights.save({"transformer": Toy()}, path, {})
+        checkpoints.save({"transformer": Toy()}, path, {})
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "last.ckpt", "model.pt", "encoder.jit"])
 def test_a_folder_that_holds_a_checkpoint_is_not_free(tmp_path, name):
-    weights.check_free(tmp_path / "new")
+    checkpoints.check_free(tmp_path / "new")
     (tmp_path / "notes.txt").write_text("fine")
-    weights.check_free(tmp_path)
+    checkpoints.check_free(tmp_path)
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(FileExistsError, match=f"already holds checkpoint files: {name}"):
-        weights.check_free(tmp_path)
+        checkpoints.check_free(tmp_path)
     with pytest.raises(NotADirectoryError, match="is a file; name a folder"):
-        weights.check_free(tmp_path / name)
+        checkpoints.check_free(tmp_path / name)
 
 
 # What a checkpoint says beside its tensors
@@ -241,14 +242,14 @@ def test_a_folder_that_holds_a_checkpoint_is_not_free(tmp_path, name):
 
 def test_metadata_of_safetensors_are_settings_and_digits_are_numbers(tmp_path):
     said = {"model": "toy", "tokenizer.head_size": "64", "version": "1.0", "odd": "6²", "long": "9" * 5000, "none": ""}
-    weights.save({"transformer": Toy()}, tmp_path / "model.safetensors", said)
-    assert weights.settings(tmp_path) == said | {"tokenizer.head_size": 64}
+    checkpoints.save({"transformer": Toy()}, tmp_path / "model.safetensors", said)
+    assert checkpoints.settings(tmp_path) == said | {"tokenizer.head_size": 64}
 
 
 def test_settings_of_a_damaged_file_are_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match="not a valid safetensors file"):
-        weights.settings(tmp_path)
+        checkpoints.settings(tmp_path)
 
 
 # Filling a module
@@ -257,7 +258,7 @@ def test_settings_of_a_damaged_file_are_refused(tmp_path):
 @pytest.mark.parametrize("prefix", ["", "transformer."])
 def test_published_names_are_mapped_with_or_without_their_prefix(published, prefix):
     model = Toy()
-    weights.load(model, prefixed(published, prefix), "toy")
+    checkpoints.load(model, prefixed(published, prefix), "toy")
     assert_holds(model, published)
 
 
@@ -265,10 +266,10 @@ def test_a_prefix_picks_the_parts_of_a_checkpoint_that_has_both(tmp_path, publis
     vq = {"weight": torch.randn(2, 3), "bias": torch.randn(2)}
     both = prefixed(published, "transformer.") | prefixed(vq, "tokenizer.model.")
     torch.save({"state_dict": both}, tmp_path / "both.ckpt")
-    state = weights.read(tmp_path / "both.ckpt")
+    state = checkpoints.read(tmp_path / "both.ckpt")
     model, tokenizer = Toy(), ToyTokenizer()
-    weights.load(model, state, "toy")
-    weights.load(tokenizer, state, "toy tokenizer")
+    checkpoints.load(model, state, "toy")
+    checkpoints.load(tokenizer, state, "toy tokenizer")
     assert_holds(model, published)
     assert torch.equal(tokenizer.vq.weight, vq["weight"]) and torch.equal(tokenizer.vq.bias, vq["bias"])
 
@@ -278,23 +279,23 @@ def test_keys_that_a_map_ignores_are_left_out_and_no_others(prefix):
     vq = {"weight": torch.randn(2, 3), "bias": torch.randn(2)}
     useless = {"attn.mask": torch.ones(2, dtype=torch.bool), "judge": torch.zeros(1)}
     tokenizer = ToyTokenizer()
-    weights.load(tokenizer, prefixed(vq | useless, prefix), "toy tokenizer")
+    checkpoints.load(tokenizer, prefixed(vq | useless, prefix), "toy tokenizer")
     assert torch.equal(tokenizer.vq.weight, vq["weight"])
     with pytest.raises(ValueError, match=r"1 unexpected: vq\.judge\.weight"):
-        weights.load(tokenizer, prefixed(vq | useless | {"judge.weight": torch.zeros(1)}, prefix), "toy tokenizer")
+        checkpoints.load(tokenizer, prefixed(vq | useless | {"judge.weight": torch.zeros(1)}, prefix), "toy tokenizer")
 
 
 def test_a_module_without_memory_yet_is_filled(published):
     with torch.device("meta"):
         model = Toy()
-    weights.load(model, published, "toy")
+    checkpoints.load(model, published, "toy")
     assert_holds(model, published)
 
 
 def test_a_missing_key_is_named(published):
     del published["model.embed.weight"]
     with pytest.raises(ValueError, match=r"does not fit toy: keys 1 missing: embed\.weight$"):
-        weights.load(Toy(), published, "toy")
+        checkpoints.load(Toy(), published, "toy")
 
 
 def test_half_of_a_joined_key_names_what_lacks_and_what_is_left(published):
@@ -302,19 +303,19 @@ def test_half_of_a_joined_key_names_what_lacks_and_what_is_left(published):
     with pytest.raises(
         ValueError, match=r"1 missing: blocks\.1\.qk\.weight; 1 unexpected: model\.layers\.1\.q\.weight"
     ):
-        weights.load(Toy(), published, "toy")
+        checkpoints.load(Toy(), published, "toy")
 
 
 def test_an_unexpected_key_is_named(published):
     published["model.extra.bias"] = torch.zeros(1)
     with pytest.raises(ValueError, match=r"1 unexpected: model\.extra\.bias$"):
-        weights.load(Toy(), published, "toy")
+        checkpoints.load(Toy(), published, "toy")
 
 
 def test_a_key_of_another_shape_is_named_with_both_shapes(published):
     published["model.embed.weight"] = torch.zeros(7, 4)
     with pytest.raises(ValueError, match=r"1 of another shape: embed\.weight is \(7, 4\), not \(5, 4\)"):
-        weights.load(Toy(), published, "toy")
+        checkpoints.load(Toy(), published, "toy")
 
 
 def test_all_that_is_wrong_is_told_at_once(published):
@@ -322,13 +323,13 @@ def test_all_that_is_wrong_is_told_at_once(published):
     published["surplus"] = torch.zeros(1)
     del published["model.layers.0.q.weight"]
     with pytest.raises(ValueError, match=r"missing: .*; .* unexpected: .*; 1 of another shape: "):
-        weights.load(Toy(), published, "toy")
+        checkpoints.load(Toy(), published, "toy")
 
 
 def test_long_lists_of_keys_are_cut_with_their_number(published):
     surplus = {f"surplus.{index}": torch.zeros(1) for index in range(9)}
     with pytest.raises(ValueError, match=r"9 unexpected: surplus\.0, .*surplus\.3, and 5 more$"):
-        weights.load(Toy(), published | surplus, "toy")
+        checkpoints.load(Toy(), published | surplus, "toy")
 
 
 def test_a_refused_checkpoint_changes_nothing(published):
@@ -336,7 +337,7 @@ def test_a_refused_checkpoint_changes_nothing(published):
     before = {key: value.clone() for key, value in model.state_dict().items()}
     published["surplus"] = torch.zeros(1)
     with pytest.raises(ValueError, match="surplus"):
-        weights.load(model, published, "toy")
+        checkpoints.load(model, published, "toy")
     assert_same(dict(model.state_dict()), before)
 
 
@@ -344,19 +345,19 @@ def test_a_refused_checkpoint_changes_nothing(published):
 def test_parts_that_cannot_be_joined_are_named(published, wrong):
     published["model.layers.0.k.weight"] = torch.zeros(wrong)
     with pytest.raises(ValueError, match=r"cannot be joined.*layers\.0\.k\.weight"):
-        weights.load(Toy(), published, "toy")
+        checkpoints.load(Toy(), published, "toy")
 
 
 def test_a_key_that_holds_whole_numbers_is_named(published):
     published["model.embed.weight"] = torch.zeros(5, 4, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"embed\.weight"):
-        weights.load(Toy(), published, "toy")
+        checkpoints.load(Toy(), published, "toy")
 
 
 def test_an_empty_checkpoint_is_refused(tmp_path):
     save_file({}, tmp_path / "empty.safetensors")
     with pytest.raises(ValueError, match=r"missing|no tensors|empty"):
-        weights.load(Toy(), weights.read(tmp_path / "empty.safetensors"), "toy")
+        checkpoints.load(Toy(), checkpoints.read(tmp_path / "empty.safetensors"), "toy")
 
 
 # Files that are refused
@@ -392,7 +393,7 @@ def test_code_in_a_pickle_is_refused_and_never_run(tmp_path, suffix, form):
     path, sprung = tmp_path / f"evil{suffix}", tmp_path / "sprung"
     spring(path, Trap(sprung), form)
     with pytest.raises(ValueError, match=rf"evil\{suffix} was refused.*never run"):
-        weights.read(path)
+        checkpoints.read(path)
     assert not sprung.exists()
 
 
@@ -407,7 +408,7 @@ def test_the_trap_of_these_tests_would_spring(tmp_path):
 def test_a_refusal_does_not_tell_how_to_load_the_code_all_the_same(tmp_path, name):
     torch.save({"state_dict": {"w": Trap(tmp_path / "sprung")}}, tmp_path / name)
     with pytest.raises(ValueError, match="never run") as caught:
-        weights.read(tmp_path / name)
+        checkpoints.read(tmp_path / name)
     message = str(caught.value)
     assert "weights_only" not in message and "can still be loaded" not in message and "\x1b" not in message
 
@@ -419,7 +420,7 @@ def test_a_truncated_pytorch_file_is_called_damaged(tmp_path, published, part):
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * part)])
     with pytest.raises(ValueError, match=r"cut\.ckpt .*damaged"):
-        weights.read(path)
+        checkpoints.read(path)
 
 
 @pytest.mark.parametrize("program", [b"", b".", b"\x80\x02h\x05.", b"\x80\x02X\xff", b"\x80\x02K\x01K\x02R."])
@@ -431,7 +432,7 @@ def test_a_pytorch_file_whose_index_is_damaged_is_refused(tmp_path, published, p
         for name in source.namelist():
             target.writestr(name, program if name.endswith("data.pkl") else source.read(name))
     with pytest.raises(ValueError, match=r"damaged\.ckpt"):
-        weights.read(path)
+        checkpoints.read(path)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.02, 0.5, 0.99])
@@ -441,35 +442,35 @@ def test_a_truncated_safetensors_file_is_refused(tmp_path, published, part):
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * part)])
     with pytest.raises(ValueError, match=r"cut\.safetensors is not a valid safetensors file"):
-        weights.read(path)
+        checkpoints.read(path)
 
 
 @pytest.mark.parametrize("content", [[1, 2], 3, {}, {"a": 1}, {"state_dict": {"a": "text"}}, {"state_dict": [1]}])
 def test_a_pytorch_file_without_tensors_is_refused(tmp_path, content):
     torch.save(content, tmp_path / "odd.pt")
     with pytest.raises(ValueError, match=r"odd\.pt holds no state dict of tensors"):
-        weights.read(tmp_path / "odd.pt")
+        checkpoints.read(tmp_path / "odd.pt")
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "weights", "model.gguf", "model.safetensors.index.json"])
 def test_a_file_that_is_no_checkpoint_is_told_which_names_are(tmp_path, name):
     (tmp_path / name).write_bytes(b"something")
     with pytest.raises(ValueError, match=r"is no checkpoint: its name must end in \.safetensors, \.ckpt"):
-        weights.read(tmp_path / name)
+        checkpoints.read(tmp_path / name)
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     (tmp_path / "readme.md").write_text("nothing here")
     with pytest.raises(FileNotFoundError, match=r"holds no checkpoint \(\.safetensors, \.ckpt"):
-        weights.read(tmp_path)
+        checkpoints.read(tmp_path)
 
 
 def test_a_folder_with_two_checkpoints_asks_for_one(tmp_path, published):
     for name in ("a.ckpt", "b.ckpt"):
         torch.save(published, tmp_path / name)
     with pytest.raises(ValueError, match=r"holds 2 \.ckpt files; name the one to load"):
-        weights.read(tmp_path)
-    assert_same(weights.read(tmp_path / "b.ckpt"), published)
+        checkpoints.read(tmp_path)
+    assert_same(checkpoints.read(tmp_path / "b.ckpt"), published)
 
 
 @pytest.mark.parametrize(
@@ -488,7 +489,7 @@ def test_a_folder_with_two_checkpoints_asks_for_one(tmp_path, published):
 def test_a_path_that_does_not_exist_is_refused_without_asking_the_hub(tmp_path, monkeypatch, offline, source):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="do not exist; give a file, a folder, or a hub id"):
-        weights.read(source)
+        checkpoints.read(source)
     assert offline == []
 
 
@@ -518,14 +519,14 @@ def offline(tmp_path, monkeypatch) -> list[object]:
 )
 def test_a_hub_id_that_is_not_cached_is_clear_offline_and_asks_no_network(offline, source):
     with pytest.raises(FileNotFoundError, match=f"weights '{source}' are no local path, and the hub did not give them"):
-        weights.read(source)
+        checkpoints.read(source)
     assert offline == []
 
 
 def test_a_hub_that_cannot_be_reached_is_clear(offline, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(FileNotFoundError, match="are no local path, and the hub did not give them"):
-        weights.read("organisation/model")
+        checkpoints.read("organisation/model")
     assert offline  # the network was asked: the test above would notice
 
 
@@ -542,7 +543,7 @@ def snapshot(tmp_path) -> Path:
 
 def test_a_hub_id_in_the_cache_is_read_offline(offline, snapshot, published):
     save_file(published, snapshot / "model.safetensors")
-    assert_same(weights.read("organisation/model"), published)
+    assert_same(checkpoints.read("organisation/model"), published)
     assert offline == []
 
 
@@ -550,7 +551,7 @@ def test_one_file_of_the_hub_is_read_offline(offline, snapshot, published):
     (snapshot / "sizes").mkdir()
     torch.save(published, snapshot / "sizes" / "small.ckpt")
     torch.save({"other": torch.zeros(1)}, snapshot / "sizes" / "large.ckpt")
-    assert_same(weights.read("organisation/model/sizes/small.ckpt"), published)
+    assert_same(checkpoints.read("organisation/model/sizes/small.ckpt"), published)
     assert offline == []
 
 
@@ -560,7 +561,7 @@ def test_a_local_path_comes_before_the_hub(tmp_path, monkeypatch, offline, snaps
     save_file(published, tmp_path / "organisation" / "model" / "model.safetensors")
     monkeypatch.chdir(tmp_path)
     for source in ("organisation/model", "organisation/model/model.safetensors"):
-        assert_same(weights.read(source), published)
+        assert_same(checkpoints.read(source), published)
 
 
 FILES = [
@@ -584,7 +585,7 @@ def test_only_the_checkpoint_files_at_the_top_of_a_repository_are_downloaded(mon
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    assert_same(weights.read("organisation/model"), published)
+    assert_same(checkpoints.read("organisation/model"), published)
     assert asked == ["model.pt", "config.json"]
 
 
@@ -597,7 +598,7 @@ def test_one_file_of_a_repository_is_downloaded_alone(monkeypatch, tmp_path, pub
         return str(tmp_path / "small.ckpt")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", hf_hub_download)
-    assert_same(weights.read("organisation/model/sizes/small.ckpt"), published)
+    assert_same(checkpoints.read("organisation/model/sizes/small.ckpt"), published)
     assert asked == [("organisation/model", "sizes/small.ckpt")]
 
 
@@ -607,7 +608,7 @@ def test_a_disk_that_takes_no_more_is_named_and_leaves_nothing(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (600, limits[1]))
     try:
         with pytest.raises(OSError, match=r"large.*model\.safetensors"):
-            weights.save({"transformer": nn.Linear(100, 100)}, tmp_path / "model.safetensors", {})
+            checkpoints.save({"transformer": nn.Linear(100, 100)}, tmp_path / "model.safetensors", {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(tmp_path.iterdir())

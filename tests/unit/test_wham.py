@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from diagonal import weights
+from diagonal import checkpoints
 from diagonal.models.wham import VARIANTS, Config, fit
 from diagonal.tokenizers import wham as tokenizer
 
@@ -51,7 +51,7 @@ def test_what_is_no_wham_is_left_to_the_loader_to_name():
     state = {"transformer.norm.weight": torch.zeros(3)}
     assert fit(CONFIG, state) == CONFIG
     with pytest.raises(ValueError, match="does not fit wham: keys 28 missing"):
-        weights.load(CONFIG.build(), state, "wham")
+        checkpoints.load(CONFIG.build(), state, "wham")
 
 
 @pytest.mark.parametrize(("change", "message"), [({"heads": 3}, "3 heads"), ({"version": 3}, "there are 1 and 2")])

@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from diagonal.engine.attention import Full, attend_wide, cut, wide_parts
-from diagonal.engine.chunk_masks import block_causal, dense, flex, teacher_forcing
+from diagonal.engine.attention import Full
+from diagonal.engine.chunks.cache import Window, WindowCache
+from diagonal.engine.chunks.masks import block_causal, dense, flex, teacher_forcing
+from diagonal.engine.chunks.split_kv import attend_wide, kv_splits, split_count
 from diagonal.engine.heads import LatentHeads
 from diagonal.engine.heads import rotate_pairs as rotate
 from diagonal.engine.protocols import CacheSpec
-from diagonal.engine.window import Window, WindowCache
 from diagonal.models.wan import VARIANTS
 from tests.tiny import build
 
@@ -156,9 +157,9 @@ def test_a_training_mask_is_what_the_cache_holds(window: Window | None, chunk: i
 
 
 def test_keys_are_cut_where_the_work_comes_out_more_even() -> None:
-    assert [cut(4680, 12, keys, 132) for keys in (4680, 18720, 18721)] == [2, 2, 1]
-    assert cut(4224, 12, 4224, 132) == 1  # 396 blocks are three rounds as they are
-    assert cut(128, 12, 4096, 132) == 4  # few blocks: more of them
+    assert [split_count(4680, 12, keys, 132) for keys in (4680, 18720, 18721)] == [2, 2, 1]
+    assert split_count(4224, 12, 4224, 132) == 1  # 396 blocks are three rounds as they are
+    assert split_count(128, 12, 4096, 132) == 4  # few blocks: more of them
 
 
 def test_keys_are_cut_only_where_that_is_known_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +170,7 @@ def test_keys_are_cut_only_where_that_is_known_to_work(monkeypatch: pytest.Monke
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
         qkv, norm = torch.empty(batch, queries, 3 * 12 * width, device="meta"), torch.empty(0)
         keys = torch.empty(batch, 9360, 12, width, dtype=dtype, device="meta")
-        return wide_parts(LatentHeads(qkv, 12, norm, norm, 1e-6, (norm, norm)), keys)
+        return kv_splits(LatentHeads(qkv, 12, norm, norm, 1e-6, (norm, norm)), keys)
 
     assert parts() == parts(dtype=torch.float16) == 2
     assert [parts(batch=2), parts(queries=1000), parts(width=24), parts(dtype=torch.float32), parts(major=8)] == [1] * 5

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from diagonal.plan import StandIn
+from diagonal.planning.plan import StandIn
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from diagonal.pipeline import World
-    from diagonal.plan import Order
+    from diagonal.generation.world import World
+    from diagonal.planning.plan import Order
 
 # The order is that of --help.
 COMMANDS = ("plan", "models", "convert", "generate", "record", "train", "distill", "evaluate", "bench")
@@ -47,8 +47,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 def make_order(spec: str, stand_in: StandIn, refeed: bool) -> Order:
     """The order that the options of a command describe."""
-    from diagonal.plan import Order
-    from diagonal.schedules.decoding import parse
+    from diagonal.planning.decoding import parse
+    from diagonal.planning.plan import Order
 
     return Order(parse(spec), stand_in, refeed)
 
@@ -62,9 +62,9 @@ def load_world(
     quantize: str = "none",
 ) -> World:
     """The library's `load`, with a remark where the weights are random."""
-    from diagonal.engine.protocols import token_variant
-    from diagonal.names import find
-    from diagonal.pipeline import find_dtype, load
+    from diagonal.catalog.names import find
+    from diagonal.catalog.variants import token_variant
+    from diagonal.generation.world import find_dtype, load
 
     token_variant(find("models", model), model)
     world = load(model, weights, tokenizer=tokenizer, device=device, dtype=find_dtype(dtype, device))

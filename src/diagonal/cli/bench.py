@@ -17,8 +17,8 @@ from diagonal.cli.bench_video import bench_video, print_cases
 from diagonal.cli.generate import PANEL
 
 if TYPE_CHECKING:
-    from diagonal.evaluation.speed import Case, Settings
-    from diagonal.pipeline import World
+    from diagonal.evaluation.speed.world import Case, Settings
+    from diagonal.generation.world import World
 
 COLUMNS = {  # of the printed table, after the schedule: a field and its format
     "steps": ("steps", "{}"),
@@ -80,11 +80,11 @@ def bench(
     as_json: Json = False,
 ) -> None:
     """Measure a model, step by step, against the least time that its steps could take."""
-    from diagonal.draw import save_speed
-    from diagonal.engine.protocols import DiffusionVariant
+    from diagonal.catalog.names import find
+    from diagonal.catalog.variants import DiffusionVariant
     from diagonal.evaluation.report import as_json as written
-    from diagonal.files import atomic, check_target
-    from diagonal.names import find
+    from diagonal.media.draw import save_speed
+    from diagonal.media.files import atomic, check_target
 
     for path, suffix in ((out_path, ".json"), (picture, ".png")):
         if path is not None:
@@ -108,8 +108,8 @@ def bench(
 
 def _bench_tokens(options: Mapping[str, Any]) -> dict[str, Any]:
     """Measure a token model as the options of `bench`, by their names, say."""
-    from diagonal.evaluation.agreement import DEFINITION as AGREEMENT
-    from diagonal.evaluation.speed import DEFINITION, Settings
+    from diagonal.evaluation.speed.agreement import DEFINITION as AGREEMENT
+    from diagonal.evaluation.speed.world import DEFINITION, Settings
 
     # All that can be refused is refused before a large model is loaded.
     numbers = {name: options[name] for name in ("dtype", "quantize")}
@@ -164,8 +164,8 @@ class _Worlds:
     loaded: dict[tuple[str, str], World] = field(default_factory=dict)
 
     def get(self, dtype: str, quantize: str) -> World:
-        from diagonal.engine.protocols import token_variant
-        from diagonal.names import find
+        from diagonal.catalog.names import find
+        from diagonal.catalog.variants import token_variant
 
         if (dtype, quantize) not in self.loaded:
             shipped = token_variant(find("models", self.model), self.model).embedded
@@ -175,8 +175,8 @@ class _Worlds:
 
     def agreement(self, case: dict[str, str]) -> dict[str, float]:
         """What quantising changed: nothing to say where it did not take place."""
-        from diagonal.evaluation.agreement import agreement
-        from diagonal.evaluation.speed import with_text
+        from diagonal.evaluation.speed.agreement import agreement
+        from diagonal.evaluation.speed.world import with_text
 
         if case["quantize"] == "none":
             return {}
@@ -186,11 +186,11 @@ class _Worlds:
 
 def _cases(groups: list[list[dict[str, str]]], worlds: _Worlds) -> list[list[Case]]:
     """The cases, with one world for each kind of numbers."""
-    from diagonal.evaluation.machine import Clock
-    from diagonal.evaluation.speed import Case
-    from diagonal.pipeline import check_device, find_dtype
-    from diagonal.plan import Order
-    from diagonal.quantize import check
+    from diagonal.checkpoints.quantize import check
+    from diagonal.evaluation.speed.machine import Clock
+    from diagonal.evaluation.speed.world import Case
+    from diagonal.generation.world import check_device, find_dtype
+    from diagonal.planning.plan import Order
 
     orders = [[Order.of(one["schedule"]) for one in group] for group in groups]
     Clock(check_device(worlds.device))  # or it is refused here
@@ -204,7 +204,7 @@ def _cases(groups: list[list[dict[str, str]]], worlds: _Worlds) -> list[list[Cas
 
 
 def _measure(groups: list[list[Case]], settings: Settings) -> list[dict[str, Any]]:
-    from diagonal.evaluation.speed import measure
+    from diagonal.evaluation.speed.world import measure
 
     cases = []
     with progress_bar("runs") as progress:
@@ -224,7 +224,7 @@ def _compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    from diagonal.draw import numbers
+    from diagonal.media.draw import numbers
 
     cases = result["cases"]
     dtypes = set(map(numbers, cases))

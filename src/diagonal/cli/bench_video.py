@@ -26,12 +26,12 @@ def bench_video(options: Mapping[str, Any]) -> dict[str, Any]:
 
     import torch
 
-    from diagonal import diffusion
-    from diagonal.devices import find_dtype
-    from diagonal.evaluation.video_speed import DEFINITION, Settings, check, measure, prompt
-    from diagonal.names import find
-    from diagonal.parts import Weights
-    from diagonal.request import Request
+    from diagonal.catalog.names import find
+    from diagonal.evaluation.speed.video import DEFINITION, Settings, check, measure, prompt
+    from diagonal.generation import video as diffusion
+    from diagonal.generation.components import Weights
+    from diagonal.generation.devices import find_dtype
+    from diagonal.generation.request import Request
 
     device, name = options["device"], options["model"]
     frames = options["frames"] or find("models", name).frames

@@ -25,12 +25,12 @@ def convert(
     as_json: Json = False,
 ) -> None:
     """Read a checkpoint strictly and write model and tokenizer as safetensors: `--weights FOLDER` then loads them."""
-    from diagonal import diffusion
-    from diagonal.engine.protocols import DiffusionVariant
-    from diagonal.names import find
-    from diagonal.parts import Weights
-    from diagonal.pipeline import World, find_dtype, load
-    from diagonal.weights import check_free, files
+    from diagonal.catalog.names import find
+    from diagonal.catalog.variants import DiffusionVariant
+    from diagonal.checkpoints import check_free, files
+    from diagonal.generation import video as diffusion
+    from diagonal.generation.components import Weights
+    from diagonal.generation.world import World, find_dtype, load
 
     # All that can be refused is refused before a large model is loaded.
     check_free(out_path)

@@ -19,7 +19,7 @@ from diagonal.cli import Device, Json, Lpips, app, err, out, print_json, refuse
 from diagonal.cli.train import Line, Stage, Tensorboard, follow
 
 if TYPE_CHECKING:
-    from diagonal.training.methods import Distillation
+    from diagonal.training.latents.methods import Distillation
 
 METHOD = "Method"
 GPUS = (1, 8)  # that --plan is made for
@@ -133,7 +133,7 @@ def _needed(options: Mapping[str, Any], name: str) -> Any:
 
 def _sized(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with sizes where none were given: those that the model was trained on."""
-    from diagonal.training.job import diffusion_variant
+    from diagonal.training.latents.distillation import diffusion_variant
 
     variant = diffusion_variant(options["model"])
     usual = {"num_frames": variant.frames, "height": variant.size[0], "width": variant.size[1]}
@@ -142,8 +142,8 @@ def _sized(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _method(options: Mapping[str, Any]) -> Distillation:
     """The method with what the options change in it."""
-    from diagonal.training.job import in_latents
-    from diagonal.training.methods import find
+    from diagonal.training.latents.distillation import in_latents
+    from diagonal.training.latents.methods import find
 
     named = {"schedule": "schedule", "context": "context", "flow": "flow_weight", "guidance": "guidance_scale"}
     found = find(options["method"], {key: options[one] for key, one in named.items() if options[one] is not None})
@@ -156,10 +156,10 @@ def _method(options: Mapping[str, Any]) -> Distillation:
 
 
 def _run(options: Mapping[str, Any]) -> None:
-    from diagonal.devices import check_device
-    from diagonal.schedules.denoising import spec
-    from diagonal.training import job
-    from diagonal.training.prompts import read
+    from diagonal.generation.devices import check_device
+    from diagonal.planning.denoising import spec
+    from diagonal.training.data.prompts import read
+    from diagonal.training.latents import distillation as job
 
     folder, first = _needed(options, "out_path"), os.environ.get("RANK", "0") == "0"
     found = read(_needed(options, "prompts"), options["max_prompts"], options["seed"])
@@ -210,7 +210,7 @@ TERMS = ("dmd", "flow_dmd", "regression", "flow_regression", "critic")
 
 def _plan(options: Mapping[str, Any], as_json: bool) -> None:
     from diagonal.training.budget import TFLOPS, predict, spread, state_bytes
-    from diagonal.training.job import at_once, diffusion_variant, latent_sides
+    from diagonal.training.latents.distillation import at_once, diffusion_variant, latent_sides
 
     method, variant = _method(options), diffusion_variant(options["model"])
     rows, cols = latent_sides(options["model"], options["height"], options["width"])
@@ -258,7 +258,7 @@ def _print_plan(shared: Line, found: Mapping[int, Line]) -> None:
 
 
 def _recipe(name: str, options: Mapping[str, Any]) -> None:
-    from diagonal.devices import check_device
+    from diagonal.generation.devices import check_device
     from diagonal.recipes import distillation
 
     folder: Path = _needed(options, "out_path")

@@ -13,13 +13,13 @@ import typer
 from rich.table import Table
 
 from diagonal.cli import Device, Json, Lpips, app, load_world, make_order, out, print_json, progress_bar
-from diagonal.plan import StandIn
+from diagonal.planning.plan import StandIn
 
 if TYPE_CHECKING:
     from diagonal.evaluation.report import Row
     from diagonal.evaluation.rollouts import Clips, Judges
-    from diagonal.pipeline import World
-    from diagonal.plan import Order
+    from diagonal.generation.world import World
+    from diagonal.planning.plan import Order
 
 Schedules = Annotated[list[str], typer.Option("--schedule", help="As for generate; give it again for more rows.")]
 DEFAULT = ["raster", "diagonal:k=1"]
@@ -56,10 +56,10 @@ def evaluate(
 ) -> None:
     """Generate held-out clips again under each schedule, and measure them."""
     orders = [make_order(spec, StandIn.PREVIOUS_FRAME, True) for spec in schedule]
+    from diagonal.checkpoints import ASSETS
     from diagonal.evaluation import report, sweep
     from diagonal.evaluation.rollouts import cut
-    from diagonal.training.data import frames as read_frames
-    from diagonal.weights import ASSETS
+    from diagonal.training.data.recordings import frames as read_frames
 
     sweep.check_actions(model)
     world = load_world(model, weights, tokenizer, device)
@@ -84,7 +84,7 @@ def _play(folder: Path, clips: int) -> Path:
     import os
 
     from diagonal.recipes import find
-    from diagonal.training.stages import held_out_shards
+    from diagonal.training.tokens.stages import held_out_shards
     from diagonal.worlds.vizdoom import record
 
     recipe = find("doom")
@@ -98,9 +98,9 @@ def _play(folder: Path, clips: int) -> Path:
 
 
 def _judges(judge: str | Path, lpips: Path | None, device: str) -> Judges:
-    from diagonal import lpips as perceptual
     from diagonal.evaluation.rollouts import Judges
     from diagonal.evaluation.sweep import load_judge
+    from diagonal.networks import lpips as perceptual
 
     return Judges(load_judge(judge, device), None if lpips is None else perceptual.load(lpips, device))
 

@@ -28,13 +28,13 @@ from diagonal.cli import (
     refuse,
 )
 from diagonal.cli.generate_video import generate_video
-from diagonal.plan import StandIn
+from diagonal.planning.plan import StandIn
 
 if TYPE_CHECKING:
-    from diagonal.pipeline import Free, World
-    from diagonal.plan import Order
-    from diagonal.stream import Stream
-    from diagonal.video import VideoArray
+    from diagonal.generation.stream import Stream
+    from diagonal.generation.world import Free, World
+    from diagonal.media.video import VideoArray
+    from diagonal.planning.plan import Order
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,10 @@ def generate(
         raise ValueError("--out - streams the video to stdout; it goes neither with --json nor with --compare")
     if resize and crop:
         raise ValueError("--resize and --crop both fit the prompt into the frame; give one")
-    from diagonal.engine.protocols import DiffusionVariant
-    from diagonal.names import find
-    from diagonal.video import check_target, cover, to_be_seen
-    from diagonal.video import resize as stretch
+    from diagonal.catalog.names import find
+    from diagonal.catalog.variants import DiffusionVariant
+    from diagonal.media.video import check_target, cover, to_be_seen
+    from diagonal.media.video import resize as stretch
 
     # All that can be refused is refused before a large model is loaded.
     check_target(out_path)
@@ -222,14 +222,14 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def _guided(world: World, text: str | None, embeds: Path | None) -> World:
-    from diagonal.text import read
+    from diagonal.text.encoders import read
 
     return world.guided(read(embeds) if embeds is not None else text or "")
 
 
 def _prompt(world: World, path: Path, asked: int | None) -> tuple[VideoArray, list[Any]]:
     """The frames of a prompt that are used, and the actions between them: those of the file, or doing nothing."""
-    from diagonal import video
+    from diagonal.media import video
     from diagonal.worlds import xbox
 
     most = asked or world.variant.prompt_frames
@@ -248,7 +248,7 @@ def _prompt(world: World, path: Path, asked: int | None) -> tuple[VideoArray, li
 
 def _start(world: World, name: str | None) -> tuple[VideoArray, list[Any]]:
     """A bundled start view that fits the world; a drawn picture where there is none and nothing can be spoilt."""
-    from diagonal import draw
+    from diagonal.media import draw
 
     if name is not None or world.actions.STARTS:
         return world.actions.start(name or world.actions.STARTS[0])
@@ -261,7 +261,7 @@ def _actions(
     world: World, given: str | None, between: list[Any], frames: int | None
 ) -> tuple[list[Any] | Free | None, int | None]:
     """Actions for every frame but the last, those `between` prompt frames included, and how many frames are new."""
-    from diagonal.pipeline import Free
+    from diagonal.generation.world import Free
 
     known = len(between) + 1
     if given == "model":
@@ -312,14 +312,14 @@ class Look:
     fps: int | Fraction
 
     def __call__(self, frames: VideoArray) -> VideoArray:
-        from diagonal.draw import stamp
-        from diagonal.video import enlarge
+        from diagonal.media.draw import stamp
+        from diagonal.media.video import enlarge
 
         return stamp(enlarge(frames, self.scale), self.mark) if self.mark else enlarge(frames, self.scale)
 
 
 def _write(stream: Stream, order: Order, look: Look, path: str) -> Run:
-    from diagonal.video import writer
+    from diagonal.media.video import writer
 
     with writer(path, look.fps) as video:
         return _run(stream, order, lambda pixels: video.write(look(pixels)))
@@ -328,8 +328,8 @@ def _write(stream: Stream, order: Order, look: Look, path: str) -> Run:
 def _write_compared(streams: list[tuple[Order, Stream]], look: Look, path: str) -> list[Run]:
     import numpy as np
 
-    from diagonal.draw import side_by_side
-    from diagonal.video import writer
+    from diagonal.media.draw import side_by_side
+    from diagonal.media.video import writer
 
     runs, clips = [], []
     with writer(path, look.fps) as video:

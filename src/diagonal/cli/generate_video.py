@@ -14,11 +14,11 @@ from rich.table import Table
 from diagonal.cli import err, out, print_json, progress_bar, remark_random
 
 if TYPE_CHECKING:
-    from diagonal.engine.protocols import DiffusionVariant
-    from diagonal.presets import Preset
-    from diagonal.request import Request
-    from diagonal.session import Session
-    from diagonal.video import VideoArray
+    from diagonal.catalog.variants import DiffusionVariant
+    from diagonal.generation.request import Request
+    from diagonal.generation.session import Session
+    from diagonal.media.video import VideoArray
+    from diagonal.planning.presets import Preset
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Run:
 
 def generate_video(options: Mapping[str, Any]) -> None:
     """Make a video as the options of `generate`, by their names, say; it is written while it is made."""
-    from diagonal import diffusion
-    from diagonal.devices import find_dtype
-    from diagonal.names import find
-    from diagonal.parts import Weights
-    from diagonal.schedules.denoising import spec
-    from diagonal.video import enlarge, to_be_seen, writer
+    from diagonal.catalog.names import find
+    from diagonal.generation import video as diffusion
+    from diagonal.generation.components import Weights
+    from diagonal.generation.devices import find_dtype
+    from diagonal.media.video import enlarge, to_be_seen, writer
+    from diagonal.planning.denoising import spec
 
     if options["decoder"] == "none":
         raise ValueError("--decoder none makes no frames to write; take vae or preview")
@@ -70,8 +70,8 @@ def generate_video(options: Mapping[str, Any]) -> None:
 
 
 def _request(options: Mapping[str, Any], variant: DiffusionVariant) -> Request:
-    from diagonal.request import Request
-    from diagonal.text import read
+    from diagonal.generation.request import Request
+    from diagonal.text.encoders import read
 
     if options["image"] is not None and options["video"] is not None:
         raise ValueError("--image and --video both say what to begin with; give one")
@@ -93,7 +93,7 @@ def _request(options: Mapping[str, Any], variant: DiffusionVariant) -> Request:
 
 def _preset(name: str) -> Preset:
     """The preset by its name, or from its file, with a remark on what else the file says."""
-    from diagonal.presets import find, read_yaml
+    from diagonal.planning.presets import find, read_yaml
 
     if not name.endswith((".yaml", ".yml")):
         return find(name)
@@ -118,7 +118,7 @@ def _prompts(given: Sequence[str]) -> dict[int, str]:
 
 def _frames(options: Mapping[str, Any], name: str, usual: tuple[int, int]) -> VideoArray | None:
     """What a video begins with, fitted where the options say how, into frames that are usually of the last size."""
-    from diagonal import video
+    from diagonal.media import video
 
     path: Path | None = options[name]
     if path is None:

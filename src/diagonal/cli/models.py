@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from diagonal.cli import Json, app, out, print_json
+from diagonal.cli import Json, app, err, out, print_json
 
 
 @app.command()
@@ -12,9 +12,11 @@ def models(as_json: Json = False) -> None:
     """List the models that can be loaded, with the licence and the source of their weights."""
     import torch
 
-    from diagonal.engine.protocols import Variant
-    from diagonal.names import find, listing
+    from diagonal.catalog.names import broken, find, listing
+    from diagonal.catalog.variants import Variant
 
+    for family, reason in broken("models").items():
+        err.print(f"{family} cannot be imported and is left out: {reason}", markup=False)
     rows = []
     for name in listing("models"):
         variant, config = find("models", name), find("models", name).config

@@ -10,11 +10,11 @@ from rich.table import Table
 
 from diagonal.cli import Json, Refeed, StandInOption, app, make_order, out, print_json, refuse
 from diagonal.cli.plan_video import plan_video
-from diagonal.plan import StandIn
+from diagonal.planning.plan import StandIn
 
 if TYPE_CHECKING:
-    from diagonal.engine.protocols import Variant
-    from diagonal.plan import Order, Plan
+    from diagonal.catalog.variants import Variant
+    from diagonal.planning.plan import Order, Plan
 
 
 # Options that only one kind of model knows.
@@ -55,9 +55,9 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show a schedule: its steps and the wave, or a diffusion model's chunks; for a model, also the memory it takes."""
-    from diagonal.draw import save_plan, wave
-    from diagonal.grid import Grid, Layout
-    from diagonal.plan import make_plan
+    from diagonal.media.draw import save_plan, wave
+    from diagonal.planning.grid import Grid, Layout
+    from diagonal.planning.plan import make_plan
 
     if (grid is None) == (model is None):
         raise ValueError("give --grid, for a plan without a model, or --model: one of the two")
@@ -72,7 +72,7 @@ def plan(
         start = (known == 0) if prefix is None else prefix
         plans = [make_plan(Layout(Grid.parse(grid), int(start), suffix or 0), order, known)]
     else:
-        from diagonal.names import find
+        from diagonal.catalog.names import find
 
         _refuse("--model", {"--prefix": prefix, "--suffix": suffix})
         variant = find("models", str(model))
@@ -119,8 +119,8 @@ def _plans(variant: Variant, order: Order, known: int | None, frames: int | None
     """The plans of a model's windows that make so many new frames, as `generate` would."""
     import torch
 
-    from diagonal.engine.decode import plans, spans
-    from diagonal.names import find
+    from diagonal.catalog.names import find
+    from diagonal.engine.tokens.decode import plans, spans
 
     config = variant.config
     known = config.reference_frames if known is None else known
@@ -140,8 +140,8 @@ def _plans(variant: Variant, order: Order, known: int | None, frames: int | None
 
 def _memory(variant: Variant, plans: list[Plan], batch: int, dtype: str, card: float | None) -> dict[str, Any]:
     """The numbers of `diagonal.memory` over all windows, in GB, and which cards they fit."""
-    from diagonal.memory import CARDS, GB, estimate
-    from diagonal.pipeline import find_dtype
+    from diagonal.generation.memory import CARDS, GB, estimate
+    from diagonal.generation.world import find_dtype
 
     chosen = find_dtype(dtype, "cpu")
     needs = estimate(variant, plans, batch, chosen)

@@ -11,17 +11,17 @@ from rich.table import Table
 from diagonal.cli import out, print_json, refuse
 
 if TYPE_CHECKING:
-    from diagonal.presets import Preset
+    from diagonal.planning.presets import Preset
 
 
 def plan_video(context: typer.Context, tokens_only: Collection[str]) -> bool:
     """Show a video of the model that the options of `plan` name; False if it is no diffusion model."""
-    from diagonal.devices import find_dtype
-    from diagonal.engine.protocols import DiffusionVariant
-    from diagonal.memory import GB, estimate_video
-    from diagonal.names import find
-    from diagonal.request import Request, latent_frames, latent_size
-    from diagonal.schedules.denoising import spec
+    from diagonal.catalog.names import find
+    from diagonal.catalog.variants import DiffusionVariant
+    from diagonal.generation.devices import find_dtype
+    from diagonal.generation.memory import GB, estimate_video
+    from diagonal.generation.request import Request, latent_frames, latent_size
+    from diagonal.planning.denoising import spec
 
     options, variant = context.params, find("models", context.params["model"])
     if not isinstance(variant, DiffusionVariant):

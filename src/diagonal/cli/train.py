@@ -21,7 +21,7 @@ from diagonal.cli import Device, Json, Lpips, app, err, out, print_json, progres
 if TYPE_CHECKING:
     import torch
 
-    from diagonal.recipes import Recipe, WorldRecipe
+    from diagonal.training.recipe import Recipe, WorldRecipe
 
 train = typer.Typer(no_args_is_help=True, help="Train a world by a recipe: all stages, or one of them.")
 app.add_typer(train, name="train")
@@ -61,7 +61,7 @@ def train_all(
 ) -> None:
     """Record, then train tokenizer, judge, base, finetune and diagonal, each in its folder below --out."""
     found, where = _begin(recipe, device)
-    from diagonal.training import stages
+    from diagonal.training.tokens import stages
 
     parts = [("tokenizer", found.tokenizer), ("judge", found.judge), ("base", found.base)]
     parts += [("finetune", found.finetune), ("diagonal", found.diagonal)]
@@ -91,7 +91,7 @@ def tokenizer(
 ) -> None:
     """Train the tokenizer on recorded frames."""
     found, where = _begin(recipe, device)
-    from diagonal.training import stages
+    from diagonal.training.tokens import stages
 
     stage = Stage("tokenizer", found.tokenizer.run.steps, out_path)
 
@@ -113,7 +113,7 @@ def judge(
 ) -> None:
     """Train the network that judges whether frames obey their actions."""
     found, where = _begin(recipe, device)
-    from diagonal.training import stages
+    from diagonal.training.tokens import stages
 
     part = found.judge
     if part is None:
@@ -159,7 +159,7 @@ def finetune(
 ) -> None:
     """Teach a trained world other schedules: a short run under the visibility they decode with."""
     found, where = _begin(recipe, device)
-    from diagonal.plan import Order
+    from diagonal.planning.plan import Order
 
     mixture = tuple((str(Order.of(spec)), 1.0) for spec in schedule) if schedule else found.finetune.mixture
     run = found.finetune.run if steps is None else replace(found.finetune.run, steps=steps)
@@ -171,7 +171,7 @@ def finetune(
 
 
 def _begin(recipe: str, device: str) -> tuple[Recipe, torch.device]:
-    from diagonal.pipeline import check_device
+    from diagonal.generation.world import check_device
     from diagonal.recipes import find
 
     return find(recipe), check_device(device)
@@ -181,7 +181,7 @@ def _world(
     recipe: Recipe, how: WorldRecipe, inputs: tuple[Path, Path, Path | None], folder: Path, device: torch.device
 ) -> Iterator[Line]:
     """Lines of a world's training; `inputs` are the folders of data, tokenizer and, perhaps, weights to start from."""
-    from diagonal.training import stages
+    from diagonal.training.tokens import stages
 
     data, tokenizer, start = inputs
     for option, path in (("--tokenizer", tokenizer), ("--weights", start)):
@@ -204,7 +204,7 @@ def _run(stage: Stage, lines: Iterator[Line], shared: Line, tensorboard: bool, a
 
 def follow(stages: Sequence[Stage], lines: Iterator[tuple[str, Line]], tensorboard: bool) -> None:
     """Consume the lines of a run, with one bar per stage."""
-    from diagonal.training.run import begun
+    from diagonal.training.loop import begun
 
     boards = {stage.name: _board(stage.folder) for stage in stages} if tensorboard else {}
     for stage in stages:

@@ -1,1 +1,1 @@
-"""Runs plans: owns the buffers and the loop. Models own the maths, plans own the order."""
+"""Runs plans on token models (`tokens`) and schedules on chunk diffusion (`chunks`), with caches and kernels."""

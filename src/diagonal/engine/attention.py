@@ -15,27 +15,11 @@ from typing import Self, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from diagonal.engine.heads import Heads, LatentHeads, joined
-from diagonal.plan import Entries
 
-# On wide calls over many keys cuDNN is the fastest by far; each number of keys is planned once and comes up many times.
-WIDE = [
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
-QUERIES = 128  # of a block of cuDNN's kernel
-WORTH = 0.95  # mixing parts takes a little too
-MANY = 1024  # queries; fewer are not worth it
-HEADS = (64, 128)  # their widths
-HOPPER = 9
 BLOCK = 128  # inputs that FlexAttention takes at a time
-
-MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, mask: Tensor | None) -> Tensor:
@@ -57,46 +41,6 @@ def causal(q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
     """Grouped-query attention of as many queries as keys, each to those before it and to its own."""
     grouped = q_BHSD.shape[1] != k_BKSD.shape[1]
     return F.scaled_dot_product_attention(q_BHSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=grouped)
-
-
-def cut(queries: int, heads: int, keys: int, processors: int) -> int:
-    """Into how many parts the keys are best cut, so that the blocks of work come out even on the multiprocessors.
-
-    cuDNN gives a block QUERIES queries of a head and all of its keys. 4,680 queries of 12 heads are 444 blocks: on 132
-    multiprocessors three rounds and a third, which take as long as four. With the keys in two parts there are 888
-    blocks half as long: seven half rounds.
-    """
-    blocks = -(-queries // QUERIES) * heads
-
-    def rounds(parts: int) -> float:
-        return -(-blocks * parts // processors) / parts
-
-    best = min((parts for parts in (1, 2, 4) if keys % parts == 0), key=rounds)
-    return best if rounds(best) < WORTH * rounds(1) else 1
-
-
-def wide_parts(heads: LatentHeads, k_BLHD: Tensor) -> int:
-    """Into how many parts `attend_wide` should have keys cut on a GPU with kernels: 1 but where that is known to be
-    faster, and cuDNN to give log-sum-exps."""
-    batch, queries, _ = heads.qkv_BSC.shape
-    gpu = torch.cuda.get_device_properties(k_BLHD.device)
-    known = gpu.major == HOPPER and k_BLHD.dtype in (torch.bfloat16, torch.float16) and k_BLHD.shape[3] in HEADS
-    if batch > 1 or queries < MANY or not known:
-        return 1
-    return cut(queries, heads.heads, k_BLHD.shape[1], gpu.multi_processor_count)
-
-
-def attend_wide(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, parts: int = 1) -> Tensor:
-    """Attention of many queries to all keys, (B, H, S, D). For one video, on a GPU with kernels, the keys may be taken
-    in parts: each is attended to for itself, as if it were a video, and these are mixed by their log-sum-exps."""
-    if parts == 1:
-        return F.scaled_dot_product_attention(q_BHSD, k_BHLD, v_BHLD)
-    from diagonal.engine.kernels.latents import mix
-
-    k, v = (part.unflatten(2, (parts, -1))[0].transpose(0, 1) for part in (k_BHLD, v_BHLD))
-    q = q_BHSD.expand(parts, -1, -1, -1)
-    out, sums = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)[:2]
-    return mix(out, sums.reshape(out.shape[:3]))
 
 
 def bias(mask_SL: Tensor, group: int, dtype: torch.dtype) -> Tensor:
@@ -183,33 +127,3 @@ def _kernel(compiled: bool) -> Callable[..., object]:
     """FlexAttention, compiled on a GPU: as it is, it would make the matrix of all queries and keys."""
     plain = cast(Callable[..., object], flex_attention)
     return torch.compile(plain, dynamic=False) if compiled else plain
-
-
-def dense_mask(entries: Entries, device: torch.device | str = "cpu") -> Tensor:
-    """The plan's visibility as a matrix (queries, keys)."""
-    return torch.from_numpy(entries.visible()).to(device)
-
-
-def mask_mod(entries: Entries, device: torch.device | str = "cpu") -> MaskMod:
-    """The plan's visibility as a FlexAttention `mask_mod`: the rule of `Entries.visible`, index by index."""
-    position = torch.from_numpy(entries.position).to(device)
-    fed = torch.from_numpy(entries.fed).to(device)
-    until = torch.from_numpy(entries.until).to(device)
-
-    def visible(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (position[k] <= position[q]) & (fed[k] <= fed[q]) & (fed[q] < until[k])
-
-    return visible
-
-
-def flex(entries: Entries, device: torch.device | str = "cpu") -> Flex:
-    """FlexAttention over the entries of a plan.
-
-    The kernel looks the rule up in the dense mask: one read per pair instead of the five of `mask_mod`.
-    """
-    size, seen = len(entries), dense_mask(entries, device)
-
-    def visible(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return seen[q, k]
-
-    return Flex(create_block_mask(visible, None, None, size, size, device=str(device)))

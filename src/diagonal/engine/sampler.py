@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.kernels import usable
-from diagonal.engine.protocols import Sampling
+from diagonal.planning.sampling import Sampling
 
 LIKELY = 256  # ids that nearly always hold the nucleus
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from diagonal.evaluation.clips import frechet_distance
-from diagonal.evaluation.idm import InverseDynamics, judge
+from diagonal.evaluation.distilled import looks
 from diagonal.evaluation.metrics import Interval, bootstrap
-from diagonal.evaluation.students import looks
+from diagonal.networks.inverse_dynamics import InverseDynamics, judge
 
 WINDOW = 10  # seconds whose features are compared with those of real clips
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from diagonal import lpips
+from diagonal.networks import lpips
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

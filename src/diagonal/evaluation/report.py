@@ -16,9 +16,9 @@ from torch import Tensor
 from diagonal.evaluation import rollouts
 from diagonal.evaluation.metrics import Interval, bootstrap
 from diagonal.evaluation.rollouts import Clips, Judges, Rollouts, measure, roll
-from diagonal.files import atomic
-from diagonal.pipeline import World
-from diagonal.plan import Order
+from diagonal.generation.world import World
+from diagonal.media.files import atomic
+from diagonal.planning.plan import Order
 
 COLUMNS = ("psnr", "lpips", "frechet_idm", "actions_obeyed", "turns_obeyed", "walking_turns_obeyed", "steps")
 

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diagonal.engine.protocols import Sampling
 from diagonal.evaluation import metrics
-from diagonal.evaluation.idm import InverseDynamics, judge
 from diagonal.evaluation.metrics import Interval, bootstrap
-from diagonal.pipeline import World
-from diagonal.plan import Order
-from diagonal.training.data import Part
+from diagonal.generation.world import World
+from diagonal.networks.inverse_dynamics import InverseDynamics, judge
+from diagonal.planning.plan import Order
+from diagonal.planning.sampling import Sampling
 from diagonal.worlds import vizdoom
+from diagonal.worlds.recordings import Part
 
 # Which way an action turns: -1 left, 1 right, 0 not.
 TURNS = torch.tensor([("right" in name) - ("left" in name) for name in vizdoom.ACTIONS])

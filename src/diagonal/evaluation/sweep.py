@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from diagonal import weights
-from diagonal.engine.protocols import token_variant
+from diagonal import checkpoints
+from diagonal.catalog.names import find
+from diagonal.catalog.variants import token_variant
 from diagonal.evaluation import report
-from diagonal.evaluation.idm import Config, InverseDynamics
 from diagonal.evaluation.metrics import Interval
 from diagonal.evaluation.report import Row
 from diagonal.evaluation.rollouts import Clips, Judges
-from diagonal.files import atomic
-from diagonal.names import find
-from diagonal.pipeline import World
-from diagonal.plan import Order
-from diagonal.video import write_picture
+from diagonal.generation.world import World
+from diagonal.media.files import atomic
+from diagonal.media.video import write_picture
+from diagonal.networks.inverse_dynamics import Config, InverseDynamics
+from diagonal.planning.plan import Order
 from diagonal.worlds import vizdoom
 
 SHEET_FRAMES = 12  # at most, side by side
@@ -28,7 +28,7 @@ SHEET_FRAMES = 12  # at most, side by side
 def load_judge(source: str | Path, device: torch.device | str) -> InverseDynamics:
     """A trained inverse-dynamics network, from a file or a folder."""
     network = Config(len(vizdoom.ACTIONS)).build()
-    weights.load(network, weights.read(source), "the judge of Doom's actions")
+    checkpoints.load(network, checkpoints.read(source), "the judge of Doom's actions")
     return network.to(device).eval().requires_grad_(False)
 
 

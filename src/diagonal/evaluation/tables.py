@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from diagonal.draw import Panel, Point
 from diagonal.evaluation import report
 from diagonal.evaluation.clips import evenly
 from diagonal.evaluation.drift import WINDOW, Curves
 from diagonal.evaluation.metrics import Interval
-from diagonal.video import write_picture
+from diagonal.media.draw import Panel, Point
+from diagonal.media.video import write_picture
 
 if TYPE_CHECKING:
     from rich.table import Table

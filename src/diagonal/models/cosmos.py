@@ -15,8 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diagonal.catalog.variants import Variant, WeightMap
 from diagonal.engine.heads import HeadNorm, Heads, Rope, joined
-from diagonal.engine.protocols import CacheSpec, Sampling, TokenLayerMemory, TokenMemory, Variant, WeightMap
+from diagonal.engine.protocols import CacheSpec
+from diagonal.engine.tokens.protocols import TokenLayerMemory, TokenMemory
 from diagonal.models.layers import (
     RMSNorm,
     SwiGLU,
@@ -28,6 +30,7 @@ from diagonal.models.layers import (
     norm_linear_later,
     turns,
 )
+from diagonal.planning.sampling import Sampling
 
 LARGEST = (40, 64)  # rows and columns of the frames that the published models were trained on
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from diagonal.engine.protocols import Sampling, Variant
+from diagonal.catalog.variants import Variant
 from diagonal.models.mcar import Config
+from diagonal.planning.sampling import Sampling
 
 _CONFIG = Config(
     width=384,

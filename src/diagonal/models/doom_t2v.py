@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from diagonal.engine.protocols import DiffusionVariant
+from diagonal.catalog.variants import DiffusionVariant
 from diagonal.models.wan import Config
 
 TEXT = {"text_dim": 64, "text_length": 32}  # of the encoder `doom`

@@ -11,9 +11,12 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
+from diagonal.catalog.variants import Variant, WeightMap
 from diagonal.engine.heads import Heads, Rope
-from diagonal.engine.protocols import CacheSpec, Sampling, TokenLayerMemory, TokenMemory, Variant, WeightMap
+from diagonal.engine.protocols import CacheSpec
+from diagonal.engine.tokens.protocols import TokenLayerMemory, TokenMemory
 from diagonal.models.layers import RMSNorm, SwiGLU, add_linear, kept, look_up, norm_linear, norm_linear_later, rope_1d
+from diagonal.planning.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True)

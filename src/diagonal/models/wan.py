@@ -23,18 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diagonal.catalog.variants import DiffusionVariant, WeightMap
+from diagonal.engine.chunks.protocols import LatentLayerMemory, LayerText, Memory, Rope, TextKV
 from diagonal.engine.heads import LatentHeads, joined, rotate_pairs
 from diagonal.engine.kernels import able, ops
-from diagonal.engine.protocols import (
-    CacheSpec,
-    DiffusionVariant,
-    LatentLayerMemory,
-    LayerText,
-    Memory,
-    Rope,
-    TextKV,
-    WeightMap,
-)
+from diagonal.engine.protocols import CacheSpec
 from diagonal.models.layers import RMSNorm
 
 OpenSum = tuple[Tensor, Tensor | None, Tensor | None]  # x, delta and gate of x + gate * delta, still to be added

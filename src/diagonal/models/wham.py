@@ -16,11 +16,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from diagonal.catalog.variants import State, Variant, WeightMap
 from diagonal.engine.heads import Heads
 from diagonal.engine.kernels.products import product
 from diagonal.engine.product import Product
-from diagonal.engine.protocols import CacheSpec, Sampling, State, TokenLayerMemory, TokenMemory, Variant, WeightMap
+from diagonal.engine.protocols import CacheSpec
+from diagonal.engine.tokens.protocols import TokenLayerMemory, TokenMemory
 from diagonal.models.layers import LayerNorm, add_linear, kept, look_up, norm_linear, norm_linear_later
+from diagonal.planning.sampling import Sampling
 
 ACTION = (2,) * 12 + (11,) * 4  # values that each token of an action can take: 12 buttons, 4 stick axes
 HEADS = {1024: 16, 1792: 14, 2304: 18, 3072: 24}  # of the published sizes, by width: no shape tells

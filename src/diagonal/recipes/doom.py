@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from diagonal.recipes import JudgeRecipe, Recipe, Staged, TokenizerRecipe, WorldRecipe, doom_t2v
-from diagonal.training.run import RunConfig
+from diagonal.recipes import doom_t2v
+from diagonal.training.loop import RunConfig
+from diagonal.training.recipe import JudgeRecipe, Recipe, Staged, TokenizerRecipe, WorldRecipe
 
 
 def recipe() -> Recipe:

@@ -6,9 +6,17 @@ a minute; its result is not meant to be good, and its gates let nearly everythin
 
 from __future__ import annotations
 
-from diagonal.recipes import CodecRecipe, Gate, Staged, StudentRecipe, TeacherRecipe, TrajectoryRecipe, VideoRecipe
-from diagonal.training.run import RunConfig
-from diagonal.training.video_stages import staged
+from diagonal.training.latents.stages import staged
+from diagonal.training.loop import RunConfig
+from diagonal.training.recipe import (
+    CodecRecipe,
+    Gate,
+    Staged,
+    StudentRecipe,
+    TeacherRecipe,
+    TrajectoryRecipe,
+    VideoRecipe,
+)
 
 SIZES = ("full", "smoke")
 METHODS = ("diagonal-distillation-prompts", "diagonal-distillation", "self-forcing", "causvid")

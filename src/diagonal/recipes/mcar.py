@@ -7,8 +7,8 @@ are ours (one pass over about 400 hours of video), and nobody has run them yet.
 
 from __future__ import annotations
 
-from diagonal.recipes import Recipe, TokenizerRecipe, WorldRecipe
-from diagonal.training.run import RunConfig
+from diagonal.training.loop import RunConfig
+from diagonal.training.recipe import Recipe, TokenizerRecipe, WorldRecipe
 
 SIZES = ("300m", "700m", "1200m")
 

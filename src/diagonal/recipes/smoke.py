@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from diagonal.recipes import JudgeRecipe, Recipe, TokenizerRecipe, WorldRecipe
-from diagonal.training.run import RunConfig
+from diagonal.training.loop import RunConfig
+from diagonal.training.recipe import JudgeRecipe, Recipe, TokenizerRecipe, WorldRecipe
 
 
 def recipe() -> Recipe:

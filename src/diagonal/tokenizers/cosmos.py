@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diagonal.catalog.variants import WeightMap
 from diagonal.engine.kernels import ops
-from diagonal.engine.protocols import WeightMap
 from diagonal.tokenizers.radix import digits, number
 from diagonal.tokenizers.streaming import Past, Steps, check_clip, numbered, per_frame, pointwise, twice_the_sides
 

@@ -13,7 +13,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from diagonal.engine.protocols import WeightMap
+from diagonal.catalog.variants import WeightMap
 from diagonal.tokenizers.norm import NormSiLU
 from diagonal.tokenizers.radix import digits, number
 

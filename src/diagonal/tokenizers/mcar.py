@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diagonal.engine.protocols import WeightMap
+from diagonal.catalog.variants import WeightMap
 from diagonal.tokenizers.norm import NormSiLU
 
 

@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from diagonal.catalog.variants import WeightMap
 from diagonal.engine.kernels import ops
-from diagonal.engine.protocols import WeightMap
 from diagonal.tokenizers.streaming import (
     RGB,
     Past,

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diagonal.engine.protocols import WeightMap
+from diagonal.catalog.variants import WeightMap
 
 # ImageNet's, per channel
 MEAN = (0.485, 0.456, 0.406)

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from diagonal.engine.protocols import CacheSpec, DiffusionVariant
-from diagonal.training.methods import DIFFUSION, Distillation
+from diagonal.catalog.variants import DiffusionVariant
+from diagonal.engine.protocols import CacheSpec
+from diagonal.training.latents.methods import DIFFUSION, Distillation
 
 GB = 10**9
 TFLOPS = 300.0  # a second, of bfloat16: what the released code reaches on an H200 when it generates (1.33 s for 400)

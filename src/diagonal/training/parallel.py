@@ -41,9 +41,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from diagonal.files import atomic
-from diagonal.training.diffusion import Split
-from diagonal.training.run import POINTER, Average, Task, unwritten
+from diagonal.media.files import atomic
+from diagonal.training.latents.diffusion import Split
+from diagonal.training.loop import POINTER, Average, Task, unwritten
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from diagonal.video import VideoArray
+from diagonal.media.video import VideoArray
 
 NOOP = "noop"
 STARTS: tuple[str, ...] = ()

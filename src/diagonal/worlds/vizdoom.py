@@ -34,8 +34,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diagonal.files import atomic
-from diagonal.video import VideoArray
+from diagonal.media.files import atomic
+from diagonal.media.video import VideoArray
 from diagonal.worlds.captions import NAMES, THINGS, caption, describe
 from diagonal.worlds.player import PATIENT, SHARES, Policy
 from diagonal.worlds.script import parse as parse_script

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diagonal.video import VideoArray
-from diagonal.video import read as read_video
+from diagonal.media.video import VideoArray
+from diagonal.media.video import read as read_video
 from diagonal.worlds.script import parse as parse_script
 
 MAX_BYTES = 512 * 2**20  # of an action file; an hour of raw recording is about 50 MB

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diagonal.video import MAX_BYTES, VideoArray
+from diagonal.media.video import MAX_BYTES, VideoArray
 from diagonal.worlds.script import parse as parse_script
 
 BUTTONS, AXES = 12, 4

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diagonal.engine.kernels import cuda
 from diagonal.engine.kernels.early import possible
-from diagonal.engine.protocols import Sampling
+from diagonal.planning.sampling import Sampling
 
 HELD = {8: 512, 16: 640, 32: 1024, 64: 1024}  # ids of a thread, and threads at most
 LEAST = 128  # threads

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from diagonal.engine.kernels import held_ids
 from diagonal.engine.kernels.early import early, wait
-from diagonal.engine.protocols import Sampling
+from diagonal.planning.sampling import Sampling
 
 
 def sample(logits_RV: Tensor, low_R: Tensor, high_R: Tensor, uniform_R: Tensor, sampling: Sampling) -> Tensor:

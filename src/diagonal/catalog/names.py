@@ -1,0 +1,63 @@
+"""Names are paths: `find("models", "mcar/tiny")` is `diagonal.models.mcar.VARIANTS["tiny"]`.
+
+Nothing registers itself: a new model is one new file, and its variants are found by looking. `find` imports the family
+that is named and no other, so that one that cannot be imported, as for lack of an optional package, breaks no other.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Any
+
+
+def families(package: str) -> list[str]:
+    """Modules of diagonal.<package> that offer variants; those that cannot be imported are left out."""
+    left_out = broken(package)
+    return [family for family in _modules(package) if family not in left_out and _variants(package, family)]
+
+
+def broken(package: str) -> dict[str, str]:
+    """Modules of diagonal.<package> that cannot be imported, and why."""
+    reasons = {}
+    for family in _modules(package):
+        try:
+            _variants(package, family)
+        except Exception as error:  # whatever a module does when it is imported
+            reasons[family] = f"{type(error).__name__}: {error}"
+    return reasons
+
+
+def listing(package: str) -> list[str]:
+    """All names that `find` knows, family by family, in the order the files give."""
+    return [_join(family, variant) for family in families(package) for variant in _variants(package, family)]
+
+
+def find(package: str, name: str) -> Any:
+    """The variant called `family/variant`."""
+    family, _, variant = name.partition("/")
+    module = family.replace("-", "_")  # which modules must have in its place
+    if module not in _modules(package) or not _variants(package, module):
+        raise ValueError(f"nothing is called {name!r} in {package}; known: {', '.join(listing(package))}")
+    variants = _variants(package, module)
+    if variant not in variants:
+        known = ", ".join(_join(module, one) for one in variants)
+        raise ValueError(f"{family!r} has no variant {variant!r}; known: {known}")
+    return variants[variant]
+
+
+def _join(family: str, variant: str) -> str:
+    """A name as it is written everywhere: a family's plain name is its variant called ''."""
+    name = family.replace("_", "-")
+    return f"{name}/{variant}" if variant else name
+
+
+def _modules(package: str) -> list[str]:
+    path = importlib.import_module(f"diagonal.{package}").__path__
+    return sorted(module.name for module in pkgutil.iter_modules(path))
+
+
+def _variants(package: str, family: str) -> dict[str, Any]:
+    module = importlib.import_module(f"diagonal.{package}.{family}")
+    variants: dict[str, Any] = vars(module).get("VARIANTS", {})
+    return variants

@@ -1,0 +1,76 @@
+"""Where a checkpoint is: a file, a folder of shards, or a hub id (through huggingface_hub, with its cache)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from diagonal.checkpoints.state import some
+
+RANDOM = "random"  # weights that nobody trained
+EMBEDDED = "embedded"  # weights that the package ships
+ASSETS = Path(__file__).parents[1] / "assets"
+PICKLED = (".ckpt", ".bin", ".pt", ".pth")
+SCRIPTED = ".jit"
+READABLE = (".safetensors", *PICKLED, SCRIPTED)
+HALVES = {f"encoder{SCRIPTED}", f"decoder{SCRIPTED}"}  # of a tokenizer; a third file beside them holds both again
+
+
+def locate(source: str | Path, folders: Sequence[str] = ()) -> Path:
+    """The local path of a checkpoint. From the hub, 'org/name' is downloaded first, without the folders in it but for
+    those named here, and 'org/name/folder/file.ckpt' as that one file."""
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    name = r"\w[\w.-]*"
+    match = re.fullmatch(rf"({name}/{name})(?:/((?:{name}/)*{name}))?", str(source))
+    if match is None or (match[2] is not None and not match[2].endswith(READABLE)):
+        raise FileNotFoundError(
+            f"weights {str(source)!r} do not exist; give a file, a folder, or a hub id 'org/name'; for one file of it, "
+            f"'org/name/file' that ends in {', '.join(READABLE)}"
+        )
+    from huggingface_hub import hf_hub_download, snapshot_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+
+    repository, file = match.groups()
+    try:
+        if file is not None:
+            return Path(hf_hub_download(repository, file))
+        wanted = [f"*{suffix}" for suffix in READABLE] + ["*.json"]
+        if folders:
+            inside = [f"{folder}/{pattern}" for folder in folders for pattern in wanted]
+            snapshot_download(repository, allow_patterns=inside)
+        # Folders hold other things than the model: guardrails, text encoders, other sizes.
+        return Path(snapshot_download(repository, allow_patterns=wanted, ignore_patterns=["*/*"]))
+    except (EntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise FileNotFoundError(
+            f"weights {str(source)!r} are no local path, and the hub did not give them: {error}"
+        ) from error
+
+
+def check_free(folder: Path) -> None:
+    """Refuse to write a checkpoint into a folder that holds one: their files would be read as one."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file; name a folder to write into")
+    found = sorted(file.name for file in folder.glob("*") if file.name.endswith(READABLE))
+    if found:
+        raise FileExistsError(f"{folder} already holds checkpoint files: {some(found)}; name another folder")
+
+
+def files(path: Path) -> list[Path]:
+    """The files that make up a checkpoint: itself, or those of a folder that belong together."""
+    if path.is_file():
+        if path.suffix not in READABLE:
+            raise ValueError(f"{path} is no checkpoint: its name must end in {', '.join(READABLE)}")
+        return [path]
+    for suffix in READABLE:
+        found = sorted(file for file in path.glob(f"*{suffix}") if not file.name.startswith("."))
+        halves = [file for file in found if file.name in HALVES]
+        if len(found) == 1 or (found and suffix == ".safetensors"):
+            return found
+        if len(halves) == len(HALVES):
+            return halves
+        if found:
+            raise ValueError(f"{path} holds {len(found)} {suffix} files; name the one to load")
+    raise FileNotFoundError(f"{path} holds no checkpoint ({', '.join(READABLE)})")

@@ -1,0 +1,85 @@
+"""The bidirectional model that causal ones are distilled from: the whole video at once, many steps, with guidance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import sdpa_kernel
+
+from diagonal.engine.attention import Full
+from diagonal.engine.chunks.protocols import DiffusionModel, Memory, Rope, TextKV
+from diagonal.engine.chunks.split_kv import WIDE
+
+
+def unipc(steps: int, shift: float, device: torch.device) -> Any:
+    """diffusers' UniPC for flow matching, as Wan is published with."""
+    try:
+        import diffusers
+    except ImportError as error:
+        raise ValueError("the bidirectional model is run with diffusers' solver: pip install diffusers") from error
+    schedulers: Any = diffusers  # its classes are untyped
+    scheduler = schedulers.UniPCMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, num_train_timesteps=1000, flow_shift=shift
+    )
+    scheduler.set_timesteps(steps, device=device)
+    return scheduler
+
+
+@torch.inference_mode()
+def sample_whole(
+    model: DiffusionModel,
+    scheduler: Any,
+    text_BLC: Tensor,
+    negative_BLC: Tensor,
+    guidance: float,
+    noise_BFCHW: Tensor,
+) -> Tensor:
+    """Denoise a whole video. The velocity of each step is that without the prompt plus `guidance` times the difference
+    that the prompt makes; `scheduler` is one of diffusers', with its timesteps set."""
+    rope, texts = _rope(model, noise_BFCHW), (model.embed_text(text_BLC), model.embed_text(negative_BLC))
+    x = noise_BFCHW
+    for level in scheduler.timesteps:
+        with sdpa_kernel(WIDE, set_priority=True):
+            with_it, without = (model(x, level.reshape(1, 1), one, rope, Full()).float() for one in texts)
+        x = scheduler.step(without + guidance * (with_it - without), level, x, return_dict=False)[0]
+    _check(x)
+    return x
+
+
+def velocity(model: DiffusionModel, x_BFCHW: Tensor, level_BF: Tensor, text: TextKV, memory: Memory) -> Tensor:
+    """Of a whole video in one call, with a level for each sample and frame (or one for all of them: B or 1, F or 1)."""
+    with sdpa_kernel(WIDE, set_priority=True):
+        return model(x_BFCHW, level_BF, text, _rope(model, x_BFCHW), memory).float()
+
+
+@torch.no_grad()
+def trajectory(
+    model: DiffusionModel, sigmas: Sequence[float], texts: tuple[Tensor, Tensor], guidance: float, noise_BFCHW: Tensor
+) -> Iterator[Tensor]:
+    """The states of a whole video at shares of noise that fall from 1, and the clean end of it.
+
+    Euler steps along the guided velocity: x += (next - share) * v. `texts` are the embeddings of the prompt and of the
+    negative prompt.
+    """
+    with_it, without = (model.embed_text(one) for one in texts)
+    x = noise_BFCHW
+    for share, following in zip(sigmas, [*sigmas[1:], 0.0], strict=True):
+        yield x
+        level = torch.full((1, 1), 1000 * share, dtype=torch.float64, device=x.device)
+        free = velocity(model, x, level, without, Full())
+        x = x + (following - share) * (free + guidance * (velocity(model, x, level, with_it, Full()) - free))
+    _check(x)
+    yield x
+
+
+def _rope(model: DiffusionModel, x_BFCHW: Tensor) -> Rope:
+    side, (rows, cols) = model.config.patch, x_BFCHW.shape[-2:]
+    return model.rope(torch.arange(x_BFCHW.shape[1], device=x_BFCHW.device), rows // side, cols // side)
+
+
+def _check(x: Tensor) -> None:
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError("the video came out as NaN or infinite; the weights or the prompt embeddings are damaged")

@@ -1,0 +1,1 @@
+"""How fast a model makes videos, beside how fast it could."""

@@ -1,0 +1,150 @@
+"""The parts of a diffusion model from what is published: transformer, VAE, preview, and where the text encoder is.
+
+Understood are a diffusers pipeline (folders transformer, vae, text_encoder, tokenizer), the folder of Wan's authors
+(safetensors, Wan2.1_VAE.pth, models_t5_umt5-xxl-enc-bf16.pth), the `.pt` files of the Self-Forcing family, which hold a
+transformer alone, and what `VideoModel.save_pretrained` writes. Each may be a path or a hub id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diagonal import checkpoints
+from diagonal.catalog.names import find
+from diagonal.catalog.variants import DiffusionVariant, WeightMap
+from diagonal.checkpoints.lora import PREFIX, merge_lora
+from diagonal.text import umt5
+from diagonal.text.encoders import ENCODERS, Encoder
+
+NONE = "none"
+TRANSFORMER, VAE, TOKENIZER, TEXT = "transformer", "vae", "tokenizer", "text_encoder"  # folders of a diffusers pipeline
+VAE_FILE = "Wan2.1_VAE.pth"
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Where the parts of a model come from: files, folders or hub ids. What is None is looked for beside the
+    transformer; without a text encoder there, it is the hub's."""
+
+    transformer: str | Path | None  # or 'random'
+    vae: str | Path | None = None  # 'none': do without
+    preview: str | Path | None = None  # TAEHV, the fast decoder
+    text_encoder: str | Path | None = None
+    lora: Sequence[str | Path] = ()  # merged into the transformer, one after the other
+    lora_scale: float = 1.0
+    part: str | None = None  # of a file that holds several models, such as generator or generator_ema
+
+    def __post_init__(self) -> None:
+        if isinstance(self.lora, str):
+            raise ValueError(f"lora={self.lora!r} given; it must be a list of files, such as [{self.lora!r}]")
+
+    @property
+    def random(self) -> bool:
+        """Nothing was trained."""
+        return self.transformer is None or str(self.transformer) == checkpoints.RANDOM
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The modules, on the CPU or the meta device's successor, and the text encoder's place. None: there is none."""
+
+    transformer: Any
+    vae: Any
+    preview: Any
+    encoder: Encoder
+
+
+def untrained(variant: DiffusionVariant, source: Weights, device: torch.device, dtype: torch.dtype | None) -> Parts:
+    """Random weights, of torch's seed: as the modules initialise themselves for float32 on a CPU, and otherwise drawn
+    on the device. Decoders may be trained ones all the same."""
+    if source.lora:
+        raise ValueError("lora given, but the weights are random: give those that it belongs to")
+    plain = device.type == "cpu" and dtype in (None, torch.float32)
+    with torch.device("cpu" if plain else "meta"):
+        transformer = variant.config.build()
+    if not plain:
+        checkpoints.randomise(transformer, device, dtype, torch.initial_seed())
+    vae, preview = (
+        _untrained(name, place) for name, place in ((variant.vae, source.vae), (variant.preview, source.preview))
+    )
+    return Parts(transformer, vae, preview, _encoder(variant, source, None))
+
+
+def _untrained(name: str, place: str | Path | None) -> Any:
+    """A decoder with random weights, or a trained one all the same; None where there is none."""
+    if not name or str(place) == NONE:
+        return None
+    return find("tokenizers", name).build() if place is None else _decoder(name, place)
+
+
+def published(name: str, variant: DiffusionVariant, source: Weights) -> Parts:
+    """The parts with their weights, as they are stored."""
+    assert source.transformer is not None
+    if source.preview is not None and not variant.preview:
+        raise ValueError(f"preview {str(source.preview)!r} given; {name} has no other decoder than its VAE")
+    folder = checkpoints.locate(source.transformer, folders=(TRANSFORMER, VAE))
+    within = folder / TRANSFORMER if (folder / TRANSFORMER).is_dir() else folder
+    with torch.device("meta"):
+        transformer: Any = variant.config.build()
+    state = checkpoints.read(within, source.part)
+    own = checkpoints.prefix(state, transformer.weight_map)
+    rest = {key: value for key, value in state.items() if not key.startswith(own)}
+    extra = sorted(key for key in rest if not key.startswith(f"{TOKENIZER}."))
+    if extra:
+        raise ValueError(f"{source.transformer} has keys that belong to no part of {name}: {checkpoints.some(extra)}")
+    for file in source.lora:
+        state = _with_lora(state, file, source.lora_scale, transformer.weight_map)
+    checkpoints.load(transformer, state, name)
+    place = source.vae or next((path for path in (folder / VAE, folder / VAE_FILE) if path.exists()), None)
+    if place is None and not rest and source.preview is None:
+        raise ValueError(
+            f"{source.transformer} holds no VAE; give one too (Weights(vae=...), --vae): {VAE_FILE}, or a folder or "
+            f"hub id with it, such as {variant.source}. {NONE!r} does without, for latents alone"
+        )
+    if place is not None:
+        vae = None if str(place) == NONE else _decoder(variant.vae, place)
+    else:
+        vae = _filled(variant.vae, rest) if rest else None
+    preview = None if source.preview is None else _decoder(variant.preview, source.preview)
+    return Parts(transformer, vae, preview, _encoder(variant, source, folder))
+
+
+def _decoder(name: str, source: str | Path) -> Any:
+    """A VAE, or a preview, from its file or from a folder that holds it among others."""
+    path = checkpoints.locate(source, folders=(VAE,))
+    within = next((one for one in (path / VAE, path / VAE_FILE) if one.exists()), path)
+    return _filled(name, checkpoints.read(within))
+
+
+def _filled(name: str, state: Mapping[str, Tensor]) -> Any:
+    with torch.device("meta"):
+        module = find("tokenizers", name).build()
+    checkpoints.load(module, state, name)
+    return module
+
+
+def _with_lora(state: Mapping[str, Tensor], file: str | Path, scale: float, names: WeightMap) -> checkpoints.State:
+    """A transformer's state under its original names, with a LoRA merged, whatever names both had."""
+    strip = len(checkpoints.prefix(state, names))
+    own = {key[strip:]: value for key, value in state.items() if key.startswith(checkpoints.prefix(state, names))}
+    lora = {PREFIX.sub("", key): value for key, value in checkpoints.read(file).items()}
+    return merge_lora(checkpoints.rename(own, names.aliases), checkpoints.rename(lora, names.aliases), scale)
+
+
+def _encoder(variant: DiffusionVariant, source: Weights, folder: Path | None) -> Encoder:
+    """Where prompts are encoded: what is named, what lies beside the transformer, or the usual one from the hub."""
+    encoder = ENCODERS[variant.text]
+    if source.text_encoder is not None:
+        pipeline = (Path(source.text_encoder).expanduser() / TEXT).is_dir()
+        return replace(encoder, source=str(source.text_encoder), folders=(TOKENIZER, TEXT) if pipeline else ("", ""))
+    if folder is None or not folder.is_dir():
+        return encoder
+    if (folder / TRANSFORMER).is_dir():  # a hub's pipeline is named by its id: the encoder is fetched when needed
+        return replace(encoder, source=str(source.transformer), folders=(TOKENIZER, TEXT))
+    return replace(encoder, source=str(folder)) if umt5.find(str(folder)) else encoder

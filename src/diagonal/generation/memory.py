@@ -1,0 +1,118 @@
+"""What decoding takes of a GPU's memory, computed from a model's sizes before anything is loaded.
+
+With b bytes per number, batch B, width M, widest layer F, H query and K key heads of width D, V ids; S inputs of the
+widest step, as a rule the first, which is fed the prompt, and L slots that it sees; W tokens sampled at once at most:
+
+    weights, tokenizer   b * parameters
+    cache                b * 2 * layers * B * K * slots * D
+    activations          S * L + the largest of these three, since none outlives the next:
+        attention        b * B * S * (2M + 4HD + 3KD) + H/K * S * L * (1 + b)
+        feed-forward     b * B * S * (3M + 2F)
+        sampling         45 * B * W * V
+
+Attention holds the residual and its norm; q, k and v as they are made, rotated, packed, and the result; and what the
+kernel makes of the mask S * L. Feed-forward holds the residual, the norm, the result, the widest layer's output and
+what is made of it. Only sampled positions have logits: in float32 and float64, and sorted where top-p needs it; where
+Triton is, a kernel reads them as they are, and takes less.
+
+Not counted: pixels while the tokenizer works, the CUDA context, and the allocator's gaps. A card called 24 GB has
+24 GiB, 7 % more than the 24 * 10^9 bytes it is taken for here; the rest is theirs. On a CPU the cache is in float32,
+whatever the weights are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import nn
+
+from diagonal.catalog.names import find
+from diagonal.catalog.variants import DiffusionVariant, Variant
+from diagonal.engine.kernels.visibility import whole_blocks
+from diagonal.engine.protocols import CacheSpec
+from diagonal.planning.plan import Plan
+
+GB = 10**9
+CARDS = (24, 40, 48, 80, 96, 141)  # GB of well-known GPUs
+SAMPLED = 45  # bytes for each logit that is sampled from
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes of each part."""
+
+    weights: int
+    tokenizer: int
+    cache: int
+    activations: int
+
+    @property
+    def peak(self) -> int:
+        """All of them at once."""
+        return self.weights + self.tokenizer + self.cache + self.activations
+
+
+def estimate(variant: Variant, plans: Sequence[Plan], batch: int, dtype: torch.dtype) -> Estimate:
+    """The memory that decoding these plans, one after the other with one cache, takes on a GPU."""
+    with torch.device("meta"):
+        model, tokenizer = variant.config.build(), find("tokenizers", variant.tokenizer).build()
+    spec, slots = cast(CacheSpec, model.cache_spec), whole_blocks(max(plan.layout.length for plan in plans))
+    return Estimate(
+        weights=_numbers(model) * dtype.itemsize,
+        tokenizer=_numbers(tokenizer) * dtype.itemsize,
+        cache=2 * spec.layers * batch * spec.kv_heads * slots * spec.head_dim * dtype.itemsize,
+        activations=max(_activations(model, plan, batch, dtype.itemsize) for plan in plans),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class VideoEstimate:
+    """Bytes of the parts of a diffusion model that stay while a video is made; what a call or a decoded piece needs
+    for itself comes on top."""
+
+    transformer: int
+    cache: int
+    text: int  # keys and values of the prompt
+    vae: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.transformer + self.cache + self.text + self.vae
+
+
+def estimate_video(variant: DiffusionVariant, cached: int, dtype: torch.dtype) -> VideoEstimate:
+    """The memory of a diffusion model with so many tokens in its cache."""
+    with torch.device("meta"):
+        model, vae = variant.config.build(), find("tokenizers", variant.vae).build()
+    spec = cast(CacheSpec, model.cache_spec)
+    token = 2 * spec.layers * spec.kv_heads * spec.head_dim * dtype.itemsize
+    return VideoEstimate(
+        transformer=_numbers(model) * dtype.itemsize,
+        cache=cached * token,
+        text=variant.config.text_length * token,
+        vae=_numbers(vae) * dtype.itemsize,
+    )
+
+
+def _numbers(module: nn.Module) -> int:
+    return sum(tensor.numel() for tensor in module.state_dict().values())
+
+
+def _activations(model: nn.Module, plan: Plan, batch: int, size: int) -> int:
+    """Bytes in use at once while the widest step of a plan is computed, or its most sampled one."""
+    spec = cast(CacheSpec, model.cache_spec)
+    widest = int(plan.widths.argmax())
+    inputs, seen = int(plan.widths[widest]), 1 + max(int(step.slot.max()) for step in plan.steps[: widest + 1])
+    # The head, a layer of the model itself, sees sampled positions only.
+    inner = [layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and "." in name]
+    feed = max(inner, key=lambda layer: layer.out_features)
+    ids = max(table.num_embeddings for table in model.modules() if isinstance(table, nn.Embedding))
+    heads = spec.head_dim * spec.kv_heads * (4 * spec.group + 3)
+    attention = size * batch * inputs * (2 * feed.in_features + heads) + spec.group * inputs * seen * (1 + size)
+    feed_forward = size * batch * inputs * (3 * feed.in_features + 2 * feed.out_features)
+    sampling = SAMPLED * batch * int(plan.decoded.max()) * ids
+    return max(attention, feed_forward, sampling) + inputs * seen

@@ -1,0 +1,146 @@
+"""What a diffusion model is asked for: the prompt and its changes, length and size, how it is run, what it begins with.
+
+    Request(prompt="a cat on a skateboard", num_frames=81, schedule="4322222")
+
+All that can be refused without the model is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from diagonal.media.video import VideoArray
+from diagonal.planning import presets
+from diagonal.planning.denoising.teacher import Teacher
+from diagonal.planning.presets import Preset
+
+DECODERS = ("vae", "preview", "none")
+Prompt = str | Tensor  # a text, or its embeddings (rows, width)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One video. `num_frames` counts all of its frames, those of `image` or `video` included; None is without end.
+
+    `image` (H, W, 3) or `video` (T, H, W, 3) of uint8 is what it begins with. `prompt_at` gives other prompts from the
+    start of a chunk on. `latents` (F, C, rows, cols) is the noise to start from, instead of that of the seed.
+    """
+
+    prompt: str | None = None
+    prompt_embeds: Tensor | None = None  # (rows, width), instead of a prompt
+    prompt_at: Mapping[int, Prompt] = field(default_factory=dict)
+    num_frames: int | None = None
+    height: int | None = None  # of the frames; None: as the model was trained
+    width: int | None = None
+    preset: str | Path | Preset = "diagonal-distillation"  # a name, or a YAML file of the Self-Forcing family
+    schedule: str | None = None  # instead of the preset's, such as 4322222
+    seed: int = 0
+    generator: torch.Generator | None = None  # draws the seed, if given
+    latents: Tensor | None = None
+    image: VideoArray | None = None
+    video: VideoArray | None = None
+    decoder: str = "vae"  # of DECODERS
+    keep_sink: bool = True  # a sink that left the window keeps the keys of the prompt before
+    capture: bool = True  # on a GPU, record the model's calls and replay them
+    # Of the preset `wan` alone, which has guidance:
+    negative_prompt: str | None = None
+    guidance_scale: float | None = None
+    num_inference_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.prompt is None) == (self.prompt_embeds is None):
+            raise ValueError("a prompt, or its embeddings (prompt_embeds), must be given: one of the two")
+        for text in (self.prompt, *self.prompt_at.values()):
+            if isinstance(text, str):
+                check_prompt(text)
+        if self.image is not None and self.video is not None:
+            raise ValueError("image and video both say what to begin with; give one")
+        if self.decoder not in DECODERS:
+            raise ValueError(f"decoder {self.decoder!r} is not known; known: {', '.join(DECODERS)}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed {self.seed} given; a seed is a whole number from 0 to 2^63 - 1")
+
+    def how(self) -> Preset:
+        """The preset with all that this request changes in it."""
+        preset = self.preset if isinstance(self.preset, Preset) else presets.find(str(self.preset))
+        preset = preset if self.schedule is None else preset.with_schedule(self.schedule)
+        if preset.chunk_frames is None:
+            return self._whole(preset)
+        own = {
+            "negative_prompt": self.negative_prompt,
+            "guidance_scale": self.guidance_scale,
+            "num_inference_steps": self.num_inference_steps,
+        }
+        given = [name for name, value in own.items() if value is not None]
+        if given:
+            raise ValueError(f"{given[0]} given; only the preset wan has guidance and steps: others have a schedule")
+        if self.num_frames is None and preset.window_frames is None:
+            raise ValueError(f"num_frames is needed: without end there must be a window, as of {_named(rolling=True)}")
+        return preset
+
+    def _whole(self, preset: Preset) -> Preset:
+        """A preset that denoises all frames at once."""
+        chunked = {"image": self.image, "video": self.video, "prompt_at": self.prompt_at or None}
+        given = [name for name, value in chunked.items() if value is not None]
+        if given:
+            raise ValueError(f"{given[0]} given; all frames at once cannot have it: take {_named(rolling=None)}")
+        if self.num_frames is None:
+            raise ValueError("num_frames is needed: all frames are made at once, such as 81")
+        if not isinstance(preset.schedule, Teacher):
+            raise ValueError(f"schedule {self.schedule!r} given; all frames at once take a number of steps, such as 50")
+        if self.num_inference_steps is not None:
+            preset = replace(preset, schedule=replace(preset.schedule, steps=self.num_inference_steps))
+        return preset if self.guidance_scale is None else replace(preset, guidance_scale=self.guidance_scale)
+
+    def size(self, usual: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of the frames, of a model that usually makes those of `usual`."""
+        return self.height or usual[0], self.width or usual[1]
+
+    def draw_seed(self) -> int:
+        """The seed: of the generator, which moves on, or the given one."""
+        if self.generator is None:
+            return self.seed
+        return int(torch.randint(2**62, (), generator=self.generator, device=self.generator.device))
+
+
+def check_prompt(text: str) -> None:
+    """Refuse a text that says nothing."""
+    if not text.strip():
+        raise ValueError("the prompt is empty; say what is to be seen, or give its embeddings")
+
+
+def latent_frames(num_frames: int, preset: Preset, stride: int, given: int = 0) -> int:
+    """Latent frames of a video: the first is one frame, each later one `stride`, and they are made chunk by chunk."""
+    chunk = preset.chunk_frames or 1
+    step, least = stride * chunk, 1 + stride * (given + chunk - 1)  # the frames of a chunk, and with the first of them
+    odd = (num_frames - least) % step
+    if num_frames < least or odd:
+        below = max(least, num_frames - odd)
+        nearest = f"{least}" if num_frames < least else f"{below} or {below + step}"
+        after = f", after {given} given latent frames" if given else ""
+        raise ValueError(
+            f"num_frames={num_frames} given; {chunk} latent frames of {stride} frames (the first of 1) are made at a "
+            f"time{after}: the nearest is {nearest}"
+        )
+    return 1 + (num_frames - 1) // stride
+
+
+def latent_size(height: int, width: int, patch: int, side: int) -> tuple[int, int]:
+    """Rows and columns of latents: `patch` pixels each, of which `side` in both directions are a token."""
+    step = patch * side
+    for name, value in (("height", height), ("width", width)):
+        if value % step or value < step:
+            below = max(step, value // step * step)
+            raise ValueError(f"{name}={value} given; it must be a multiple of {step}: {below} or {below + step}")
+    return height // patch, width // patch
+
+
+def _named(rolling: bool | None) -> str:
+    """The presets that work in chunks: with a window, or any."""
+    chunked = {name: one for name, one in presets.PRESETS.items() if one.chunk_frames is not None}
+    return ", ".join(name for name, one in chunked.items() if not rolling or one.window_frames is not None)

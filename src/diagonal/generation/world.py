@@ -1,0 +1,399 @@
+"""Where everything is wired together: a world is a model, its tokenizer and its actions.
+
+    world = load("mcar/700m", weights="700M_16f.ckpt")
+    for frame in world.stream(prompt, actions, schedule="diagonal:k=1"): ...
+
+`stream` yields frames as they complete; `generate` collects them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diagonal import checkpoints
+from diagonal.catalog.names import find
+from diagonal.catalog.variants import DiffusionVariant, Variant
+from diagonal.checkpoints.quantize import quantize as quantize_model
+from diagonal.engine.sampler import Sampler, generators
+from diagonal.engine.tokens.decode import Video, plans, spans
+from diagonal.engine.tokens.runner import Runners
+from diagonal.generation import video as diffusion
+from diagonal.generation.components import Weights
+from diagonal.generation.devices import check_device as check_device
+from diagonal.generation.devices import find_dtype as find_dtype
+from diagonal.generation.devices import kernels_last
+from diagonal.generation.stream import Clip, Stream
+from diagonal.generation.video import VideoModel
+from diagonal.media.video import VideoArray
+from diagonal.planning.decoding import Schedule
+from diagonal.planning.grid import Layout
+from diagonal.planning.plan import Order
+from diagonal.planning.sampling import Sampling
+from diagonal.worlds.protocols import ActionSpace
+
+UNKNOWN = -1  # a cell that is not decoded yet
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Actions that the model chooses itself, after those `given`; for models that were trained to act (WHAM)."""
+
+    given: Sequence[Any] | None = None
+
+
+class World:
+    """A token world model that continues videos. Made by `load`."""
+
+    def __init__(self, name: str, variant: Variant, tokenizer: Any, weights: str, device: torch.device | str) -> None:
+        self.name, self.variant, self.weights = name, variant, weights
+        # Modules have the protocols TokenModel and VideoTokenizer; torch's own typing cannot say so.
+        with torch.device(device):
+            self.model: Any = variant.config.build()
+            self.tokenizer: Any = tokenizer.build()
+        self.quantized: str | None = None  # of quantize.KINDS
+        self.runners = Runners()
+        self.runner: Any = self.model  # what the engine calls: the model, or the model under a text
+        self.actions = cast(ActionSpace, importlib.import_module(f"diagonal.worlds.{variant.actions}"))
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of the frames."""
+        config, patch = self.variant.config, self.tokenizer.patch
+        return config.rows * patch, config.cols * patch
+
+    def layout(self, frames: int) -> Layout:
+        """The token sequence of a video of so many frames."""
+        return self.variant.layout(frames)
+
+    def at(self, height: int, width: int) -> World:
+        """The same weights for frames of another size in pixels, where the model's positions allow it."""
+        patch = self.tokenizer.patch
+        if height % patch or width % patch or min(height, width) < patch:
+            raise ValueError(f"frames of {height}x{width} asked for; both sides must be multiples of {patch}")
+        config = replace(cast(Any, self.variant.config), rows=height // patch, cols=width // patch)
+        other = copy(self)
+        other.variant = replace(self.variant, config=config)
+        with torch.device("meta"):
+            other.model = other.runner = config.build()
+            if self.quantized:
+                quantize_model(other.model, self.quantized)
+        try:
+            other.model.load_state_dict(self.model.state_dict(), assign=True)
+        except RuntimeError as error:
+            raise ValueError(f"{self.name} has learned positions of its own frames, {self.size}: no others") from error
+        other.model.eval().requires_grad_(False)
+        return other
+
+    def guided(self, text: str | Tensor) -> World:
+        """The same world under a text, or under its embeddings (rows, width), from which the model attends."""
+        if not self.variant.text:
+            raise ValueError(f"{self.name} takes no text")
+        device = next(self.model.parameters()).device
+        if isinstance(text, str):
+            from diagonal.text.encoders import ENCODERS, embed
+
+            rows: Tensor = embed([text], ENCODERS[self.variant.text], device=device)
+        else:
+            rows = text if text.ndim == 3 else text[None]
+        other = copy(self)
+        with torch.inference_mode():
+            other.runner = self.model.bind(rows.to(device))
+        return other
+
+    def quantize(self, kind: str = "int8") -> World:
+        """Round the model's matrices to rows of a kind, for good, and give the world: see `diagonal.quantize`."""
+        if self.quantized not in (None, kind):
+            raise ValueError(f"{self.name} has weights of {self.quantized}, not to be rounded again; load it anew")
+        if not self.quantized:
+            quantize_model(self.model, kind)
+            self.model.eval().requires_grad_(False)
+            self.quantized, self.runners = kind, Runners()
+        return self
+
+    def compile_tokenizer(self) -> None:
+        """Compile what makes pixels of tokens (torch.compile): a minute for the first frame, less for all others."""
+        decoder = next(part for name, part in self.tokenizer.named_modules() if name.split(".")[-1] == "decoder")
+        decoder.compile(dynamic=False)
+
+    def stream(
+        self,
+        prompt: VideoArray | Tensor,
+        actions: Sequence[Any] | Free | None = None,
+        *,
+        frames: int | None = None,
+        schedule: str | Schedule | Order = "diagonal:k=1",
+        sampling: Sampling | None = None,
+        seed: int | Sequence[int] = 0,
+    ) -> Stream:
+        """Continue `prompt`: uint8 frames (T, H, W, 3), one picture (H, W, 3), or token ids (T, rows, cols).
+
+        `actions` has one action per frame but the last: those between prompt frames first, then one that leads
+        to each new frame; None means doing nothing, and `Free` lets the model choose. `frames` defaults to what the
+        actions lead to, or else to what the model's window holds; longer videos slide past it, keeping the newest
+        reference frames, and so does a prompt that fills it. A batch of prompts has one more dimension in front;
+        sample b then uses seed + b, or the b-th of several seeds, and `actions` may be one list for all or one each.
+        """
+        config, order = self.variant.config, Order.of(schedule)
+        known_BTHW, batched = self.encode(prompt)
+        batch, known = known_BTHW.shape[:2]
+        free = isinstance(actions, Free)
+        lists = _per_sample(actions.given if isinstance(actions, Free) else actions, batch)
+        taken = None if lists is None or free else len(lists[0])
+        new = _new_frames(self._token_frames(frames), known, taken, config.frames)
+        layout = self.layout(known + new)
+        units = torch.full((batch, known + new, layout.unit), UNKNOWN, device=known_BTHW.device)
+        units[:, :known, : layout.grid.frame_tokens] = known_BTHW.flatten(2)
+        acts = self._given(lists, known, new) if free else known + new - 1
+        units[:, :acts, layout.grid.frame_tokens :] = self._action_ids(lists, batch, acts).to(units)
+        prefix = torch.tensor(config.prefix_ids, dtype=units.dtype, device=units.device).expand(batch, -1)
+        windows = spans(new, known, config.frames, config.reference_frames)
+        sampler = Sampler(
+            self.variant.sampling if sampling is None else sampling,
+            torch.tensor(config.valid_ids(), device=units.device),
+            layout.prefix,
+            generators(seed, batch, units.device),
+        )
+        paired = list(zip(windows, plans(layout, windows, order, acts), strict=True))
+        # On a CPU attention is quicker in float32, whatever the weights are.
+        dtype = torch.float32 if units.device.type == "cpu" else next(self.model.parameters()).dtype
+        video = Video(layout, prefix, units)
+        return Stream(self.runner, self.tokenizer, video, known, paired, sampler, batched, dtype, self.runners)
+
+    def generate(
+        self,
+        prompt: VideoArray | Tensor,
+        actions: Sequence[Any] | Free | None = None,
+        *,
+        frames: int | None = None,
+        schedule: str | Schedule | Order = "diagonal:k=1",
+        sampling: Sampling | None = None,
+        seed: int | Sequence[int] = 0,
+    ) -> Clip:
+        """The whole clip at once; the arguments are those of `stream`."""
+        stream = self.stream(prompt, actions, frames=frames, schedule=schedule, sampling=sampling, seed=seed)
+        made = list(stream)
+        axis = 1 if stream.batched else 0
+        pixels = np.stack([frame.pixels for frame in made], axis=axis)
+        tokens = [frame.tokens for frame in made[:: self.tokenizer.stride]]
+        return Clip(pixels, torch.stack(tokens, dim=axis), stream.steps)
+
+    def encode(self, prompt: VideoArray | Tensor) -> tuple[Tensor, bool]:
+        """Token ids (B, frames, rows, cols) of a prompt, and whether it came as a batch."""
+        config, device = self.variant.config, next(self.model.parameters()).device
+        if isinstance(prompt, Tensor):
+            expected = (config.rows, config.cols)
+            if prompt.ndim not in (3, 4) or tuple(prompt.shape[-2:]) != expected:
+                shape = ("T", *expected)
+                raise ValueError(f"prompt tokens have shape {tuple(prompt.shape)}; {self.name} takes {shape}")
+            if not prompt.numel():
+                raise ValueError("the prompt holds no frames; at least one is needed")
+            if prompt.is_floating_point() or int(prompt.min()) < 0 or int(prompt.max()) >= config.codebook:
+                raise ValueError(f"prompt tokens must be whole numbers from 0 to {config.codebook - 1}")
+            batched = prompt.ndim == 4
+            return (prompt if batched else prompt[None]).long().to(device), batched
+        height, width = self.size
+        video = prompt[None] if prompt.ndim == 3 else prompt
+        if not video.size:
+            raise ValueError("the prompt holds no frames; at least one is needed")
+        if video.dtype != np.uint8 or video.ndim not in (4, 5) or video.shape[-3:] != (height, width, 3):
+            raise ValueError(
+                f"the prompt is {video.dtype} of shape {prompt.shape}; {self.name} takes uint8 RGB frames of height "
+                f"{height} and width {width}, (T, {height}, {width}, 3). Resize it: diagonal.media.video.resize or "
+                "cover, --resize or --crop"
+            )
+        batched = video.ndim == 5
+        pixels_BTHWC = torch.from_numpy(np.ascontiguousarray(video if batched else video[None])).to(device)
+        tokens: Tensor = self.tokenizer.encode(pixels_BTHWC.permute(0, 1, 4, 2, 3))
+        return tokens, batched
+
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        dtype: torch.dtype | None = None,
+        on_file: Callable[[int, int], object] = lambda done, total: None,
+    ) -> Path:
+        """Write model and tokenizer as safetensors that `load(name, weights=folder)` reads, and give the folder.
+
+        They are one file, or shards; `dtype` and `on_file` are those of `weights.save`. The whole numbers of the
+        tokenizer's config are noted beside the tensors, for no shape may tell them.
+        """
+        if self.quantized:
+            raise ValueError(f"{self.name} has weights of {self.quantized}, which are not saved; do not quantise it")
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        modules = {"transformer": self.model, "tokenizer": self.tokenizer}
+        numbers = {key: value for key, value in asdict(self.tokenizer.config).items() if type(value) is int}
+        notes = {"model": self.name} | {f"tokenizer.{key}": str(value) for key, value in numbers.items()}
+        checkpoints.save(modules, folder / "model.safetensors", notes, dtype, on_file)
+        return folder
+
+    def _token_frames(self, frames: int | None) -> int | None:
+        """New frames counted as the model does."""
+        stride = int(self.tokenizer.stride)
+        if frames is not None and frames % stride:
+            raise ValueError(f"{frames} new frames asked for; {self.name} makes {stride} at a time: {stride}, ...")
+        return None if frames is None else frames // stride
+
+    def _given(self, lists: list[Sequence[Any]] | None, known: int, new: int) -> int:
+        """How many actions are given where the model chooses the rest."""
+        config, cells = self.variant.config, self.layout(1).grid.frame_tokens
+        if not config.suffix or any(low < config.codebook for low, _ in config.valid_ids()[cells:]):
+            raise ValueError(f"{self.name} chooses no actions; give them")
+        given = known - 1 if lists is None else len(lists[0])
+        if not known - 1 <= given < known + new:
+            raise ValueError(
+                f"{given} actions given to begin with; {known} prompt frames have {known - 1} between them, and "
+                f"{new} new frames need at most {known + new - 1}"
+            )
+        return given
+
+    def _action_ids(self, lists: list[Sequence[Any]] | None, batch: int, count: int) -> Tensor:
+        """Ids (B, count, suffix) of the actions after each frame but the last."""
+        config = self.variant.config
+        lists = [[self.actions.NOOP] * count] * batch if lists is None else lists
+        for given in lists:
+            if len(given) != count:
+                raise ValueError(
+                    f"{len(given)} actions given for a video of {count + 1} frames, which needs {count}: one after "
+                    "each frame but the last, prompt frames included"
+                )
+        ids = torch.tensor([self.actions.tokens(given, config.codebook) for given in lists], dtype=torch.long)
+        return ids.reshape(batch, count, config.suffix)
+
+
+@overload
+def load(  # type: ignore[overload-overlap]  # these names are not of worlds, which a type of all others cannot say
+    name: Literal["wan/1.3b", "wan/14b", "wan/tiny", "doom-t2v", "doom-t2v/tiny"],
+    weights: str | Path | Weights | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = torch.float32,
+    seed: int = 0,
+) -> VideoModel:
+    """A diffusion model."""
+
+
+@overload
+def load(
+    name: str,
+    weights: str | Path | Weights | None = None,
+    *,
+    tokenizer: str | Path | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = torch.float32,
+    seed: int = 0,
+) -> World:
+    """A token model."""
+
+
+def load(
+    name: str,
+    weights: str | Path | Weights | None = None,
+    *,
+    tokenizer: str | Path | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = torch.float32,
+    seed: int = 0,
+) -> World | VideoModel:
+    """A model by name, with weights from a file, a folder or a hub id; `weights="random"` needs none.
+
+    `tokenizer` names a file of its own for the tokenizer, where the checkpoint has none; the parts of a diffusion model
+    are named in `Weights`. `dtype=None` leaves the weights as they are stored. `seed` is that of random weights: as the
+    modules initialise themselves for float32 on a CPU, and otherwise drawn on the device in the dtype, so that a large
+    model is never held twice. The two differ.
+    """
+    found = find("models", name)
+    if isinstance(found, DiffusionVariant):
+        if tokenizer is not None:
+            raise ValueError(f"tokenizer given; {name} has a VAE in its place: weights=Weights(..., vae=...)")
+        return diffusion.load(name, weights, device=device, dtype=dtype, seed=seed)
+    if isinstance(weights, Weights):
+        raise ValueError(f"Weights given; {name} is a token model: give weights, and a tokenizer where it is apart")
+    return _load_world(name, found, weights, tokenizer, (check_device(device), dtype), seed)
+
+
+def _load_world(
+    name: str,
+    variant: Variant,
+    weights: str | Path | None,
+    tokenizer: str | Path | None,
+    place: tuple[torch.device, torch.dtype | None],
+    seed: int,
+) -> World:
+    """A token model with its tokenizer, on a device and in a dtype."""
+    device, dtype = place
+    label = str(weights)
+    if weights is None and variant.embedded:
+        label, weights = checkpoints.EMBEDDED, checkpoints.ASSETS / variant.embedded
+    if weights is None and not variant.random:
+        raise ValueError(
+            f"{name} needs weights: give a file, a folder or a hub id. Source: {variant.source}. "
+            'weights="random" runs it untrained, for speed only'
+        )
+    network = find("tokenizers", variant.tokenizer)
+    if weights is None or str(weights) == checkpoints.RANDOM:
+        plain = device.type == "cpu" and dtype in (None, torch.float32)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            world = World(name, variant, network, checkpoints.RANDOM, "cpu" if plain else "meta")
+            if not plain:
+                world.tokenizer = network.build()  # small, and it may keep tables that it computes
+                checkpoints.randomise(world.model, device, dtype, seed)
+    else:
+        state = checkpoints.read(weights)
+        separate = None if tokenizer is None else checkpoints.read(tokenizer)
+        if variant.fit is not None:
+            settings = checkpoints.settings(weights if tokenizer is None else tokenizer)
+            config, network = variant.fit(variant.config, network, (state, separate or state), settings)
+            variant = replace(variant, config=config)
+        world = World(name, variant, network, label, "meta")
+        _fill(world, state, separate)
+    for module in (world.model, world.tokenizer):
+        module.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    if device.type == "cuda":
+        kernels_last(world.tokenizer)
+    return world
+
+
+def _fill(world: World, state: checkpoints.State, separate: checkpoints.State | None) -> None:
+    """Load the model and the tokenizer, and refuse what belongs to neither."""
+    own = checkpoints.prefix(state, world.model.weight_map)
+    rest = {key: value for key, value in state.items() if not key.startswith(own)}
+    tokenizers = checkpoints.prefix(rest, world.tokenizer.weight_map)
+    if separate is None and not tokenizers:
+        raise ValueError(f"{world.weights} holds no tokenizer; give its file too (tokenizer=..., --tokenizer)")
+    extra = sorted(key for key in rest if not tokenizers or not key.startswith(tokenizers))
+    if extra:
+        raise ValueError(f"{world.weights} has keys that belong to no part of {world.name}: {checkpoints.some(extra)}")
+    checkpoints.load(world.model, state, world.name)
+    checkpoints.load(world.tokenizer, rest if separate is None else separate, world.variant.tokenizer)
+
+
+def _per_sample(actions: Sequence[Any] | None, batch: int) -> list[Sequence[Any]] | None:
+    if actions is None:
+        return None
+    if not actions or not isinstance(actions[0], (list, tuple)):
+        return [actions] * batch
+    if len(actions) != batch:
+        raise ValueError(f"{len(actions)} lists of actions given for {batch} prompts")
+    return list(actions)
+
+
+def _new_frames(frames: int | None, known: int, actions: int | None, window: int) -> int:
+    if frames is None:
+        frames = max(window - known, 1) if actions is None else actions - (known - 1)
+    if frames < 1:
+        raise ValueError(
+            f"{frames} new frames asked for; at least 1 is needed"
+            + ("" if actions is None else f" ({actions} actions cover {known} prompt frames only)")
+        )
+    return frames

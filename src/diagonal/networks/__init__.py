@@ -1,0 +1,1 @@
+"""Networks that look at videos: LPIPS, and the judges of actions and captions. Trained in one room, used in another."""

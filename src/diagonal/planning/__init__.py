@@ -1,0 +1,1 @@
+"""The order in which a video is computed, as data: grids, plans, schedules, presets. Numpy only."""

@@ -1,1 +1,0 @@
-"""The order in which a video is computed, as data."""

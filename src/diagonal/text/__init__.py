@@ -1,0 +1,1 @@
+"""Prompts as embeddings: text encoders, and files of embeddings."""

@@ -1,0 +1,1 @@
+"""What training learns from: recordings, clips with captions, prompts, trajectories of a teacher."""

@@ -1,0 +1,1 @@
+"""Trains the networks that judge generated videos."""

@@ -1,0 +1,1 @@
+"""Trains codecs, bidirectional teachers and causal students of latent video."""

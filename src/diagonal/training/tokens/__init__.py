@@ -1,0 +1,1 @@
+"""Trains tokenizers, and worlds of tokens under any mixture of schedules."""
