@@ -12,7 +12,6 @@ import torch
 import diagonal
 from diagonal import checkpoints
 from diagonal.catalog.names import find
-from diagonal.checkpoints import sources
 from diagonal.generation import video as diffusion
 from diagonal.generation.components import Weights
 from diagonal.models import doom_t2v
@@ -106,7 +105,7 @@ def test_weights_that_are_shipped_are_found_and_may_be_of_int8(tmp_path: Path, m
     (tmp_path / "assets" / "small").mkdir(parents=True)
     small = checkpoints.shrink(load_file(tmp_path / "whole" / "model.safetensors"))
     save_file(small, tmp_path / "assets" / "small" / "world.safetensors")
-    monkeypatch.setattr(sources, "ASSETS", tmp_path / "assets")
+    monkeypatch.setattr(checkpoints, "ASSETS", tmp_path / "assets")
     monkeypatch.setitem(doom_t2v.VARIANTS, "tiny", replace(doom_t2v.VARIANTS["tiny"], random=False, embedded="small"))
     found = diffusion.load("doom-t2v/tiny")
     assert found.weights == "embedded"

@@ -20,7 +20,7 @@ def test_a_variant_is_numbers_of_modules() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["narrow.FEW=16", "engine.kernels.narrow.MANY=16", "engine.kernels.narrow.FEW", "engine.runner.NARROW=x"],
+    ["narrow.FEW=16", "engine.kernels.narrow.MANY=16", "engine.kernels.narrow.FEW", "engine.tokens.runner.NARROW=x"],
 )
 def test_what_is_no_number_of_a_module_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no variant; write the place of a number"):
@@ -38,7 +38,7 @@ def test_variants_take_turns_and_leave_the_code_as_it_was(monkeypatch: pytest.Mo
     monkeypatch.setattr(runner, "make_runner", noted)
     usual = runner.NARROW
     how = Settings(frames=2, known=1, repeat=2, steps=3, tokenizer=False)
-    first, second = compare("mcar/tiny", "diagonal:k=1", ["engine.runner.NARROW=1"], how, "cpu")
+    first, second = compare("mcar/tiny", "diagonal:k=1", ["engine.tokens.runner.NARROW=1"], how, "cpu")
     assert seen[:6] == [usual, 1] * 3 and usual == runner.NARROW
     assert first["variant"] == "as it is" and first["times_as_fast"] == [1.0, 1.0]
-    assert second["variant"] == "engine.runner.NARROW=1" and len(second["times_as_fast"]) == 2
+    assert second["variant"] == "engine.tokens.runner.NARROW=1" and len(second["times_as_fast"]) == 2

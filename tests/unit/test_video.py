@@ -351,7 +351,7 @@ def test_a_damaged_picture_is_refused_with_its_name(tmp_path, kind):
 STREAM = """
 import sys
 import numpy as np
-from diagonal import video
+from diagonal.media import video
 
 with video.writer("-", 20) as file:
     for index in range(6):
@@ -400,7 +400,7 @@ def test_a_streamed_frame_is_out_before_the_video_ends():
 FULL = """
 import resource, signal, sys
 import numpy as np
-from diagonal import video
+from diagonal.media import video
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))

@@ -12,9 +12,9 @@ from typing import Any
 
 
 def families(package: str) -> list[str]:
-    """Modules of diagonal.<package> that offer variants; those that cannot be imported are left out."""
+    """Families of diagonal.<package>: its modules that offer variants; those that cannot be imported are left out."""
     left_out = broken(package)
-    return [family for family in _modules(package) if family not in left_out and _variants(package, family)]
+    return [_join(one, "") for one in _modules(package) if one not in left_out and _variants(package, one)]
 
 
 def broken(package: str) -> dict[str, str]:
@@ -36,12 +36,11 @@ def listing(package: str) -> list[str]:
 def find(package: str, name: str) -> Any:
     """The variant called `family/variant`."""
     family, _, variant = name.partition("/")
-    module = family.replace("-", "_")  # which modules must have in its place
-    if module not in _modules(package) or not _variants(package, module):
+    if family.replace("-", "_") not in _modules(package) or not _variants(package, family):
         raise ValueError(f"nothing is called {name!r} in {package}; known: {', '.join(listing(package))}")
-    variants = _variants(package, module)
+    variants = _variants(package, family)
     if variant not in variants:
-        known = ", ".join(_join(module, one) for one in variants)
+        known = ", ".join(_join(family, one) for one in variants)
         raise ValueError(f"{family!r} has no variant {variant!r}; known: {known}")
     return variants[variant]
 
@@ -53,11 +52,12 @@ def _join(family: str, variant: str) -> str:
 
 
 def _modules(package: str) -> list[str]:
+    """Names of files: there an underscore stands where a name has a dash."""
     path = importlib.import_module(f"diagonal.{package}").__path__
     return sorted(module.name for module in pkgutil.iter_modules(path))
 
 
 def _variants(package: str, family: str) -> dict[str, Any]:
-    module = importlib.import_module(f"diagonal.{package}.{family}")
+    module = importlib.import_module(f"diagonal.{package}.{family.replace('-', '_')}")
     variants: dict[str, Any] = vars(module).get("VARIANTS", {})
     return variants

@@ -3,7 +3,7 @@
 Understood are the names of PEFT (`base_model.model.blocks.0.self_attn.q.lora_A.default.weight`), of diffusers
 (`transformer.blocks.0.attn1.to_q.lora_A.weight`) and of kohya (`lora_unet_blocks_0_self_attn_q.lora_down.weight`). Both
 states are as `weights.read` gives them, and their modules have the same names: original ones, or those of diffusers.
-`weights.rename` brings a checkpoint from one to the other.
+`checkpoints.rename` brings a checkpoint from one to the other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def merge_lora(state: Mapping[str, Tensor], lora_state: Mapping[str, Tensor], sc
             targets.setdefault(_plain(key.removesuffix(".weight")), []).append(key)
     pairs = _pairs(lora_state)
     lost = [name for name in pairs if len(targets.get(_plain(name), ())) != 1]
-    _refuse(lost, "fit no weight of the checkpoint (weights.rename gives it other names)")
+    _refuse(lost, "fit no weight of the checkpoint (checkpoints.rename gives it other names)")
     merged = dict(state)
     for name, pair in pairs.items():
         (key,) = targets[_plain(name)]
