@@ -94,10 +94,10 @@ def tokens(name: str, schedule: str, steps: int) -> dict[str, Any]:
     def decode(on_step: Callable[[], None]) -> int:
         stream = decoding(case, settings)
         stream.windows = cut(stream.windows, steps)
-        stream.on_step = on_step
+        stream.on_call = on_step
         for _ in stream.token_frames():
             pass
-        return min(steps, stream.steps - 1)  # a plan may have fewer
+        return min(steps, stream.calls - 1)  # a plan may have fewer
 
     for _ in range(2):
         decode(lambda: None)
@@ -112,7 +112,7 @@ def video(name: str, schedule: str) -> dict[str, Any]:
     request = Request(prompt_embeds=prompt(model), num_frames=frames, schedule=schedule, decoder=NONE)
 
     def calls() -> int:
-        return sum(chunk.forwards for chunk in model.stream(request))
+        return sum(piece.calls for piece in model.stream(request))
 
     for _ in range(2):
         calls()

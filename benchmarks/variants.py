@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from diagonal.engine.tokens.runner import Runners
+from diagonal.engine.warm import Warm
 from diagonal.evaluation.speed.world import DEFINITION, Case, Settings, measure
 from diagonal.generation.world import load
 from diagonal.media.files import atomic
@@ -75,7 +75,7 @@ def compare(model: str, schedule: str, variants: Sequence[str], how: Settings, d
     cases = []
     for _ in changes:
         own = copy(world)
-        own.runners = Runners()
+        own.warm = Warm()
         cases.append(Case(own, Order.of(schedule)))
     become(0)
     try:

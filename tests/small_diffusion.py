@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diagonal.engine.chunks.cache import Window, WindowCache
+from diagonal.engine.chunks.cache import WindowCache, WindowSpec
 from diagonal.models.wan import Config
 from diagonal.training.data.latents import Clips
 from diagonal.training.latents.losses import Weights
@@ -33,7 +33,7 @@ def texts(count: int, seed: int = 0) -> Tensor:
     return torch.randn(count, 3, 6, generator=torch.Generator().manual_seed(seed))
 
 
-def cache(model: Any, batch: int, window: Window) -> WindowCache:
+def cache(model: Any, batch: int, window: WindowSpec) -> WindowCache:
     return WindowCache(model.cache_spec, window, TOKENS, batch, CPU, torch.float32)
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from diagonal import checkpoints
-from diagonal.engine.chunks.cache import Window, WindowCache
-from diagonal.engine.chunks.denoise import Chunk, Settings, Text, denoise
+from diagonal.engine.chunks.cache import WindowCache, WindowSpec
+from diagonal.engine.chunks.denoise import Chunk, DenoiseSettings, Text, denoise
 from diagonal.engine.chunks.protocols import Memory, Rope, TextKV
 from diagonal.models.wan import VARIANTS
 from tests.conftest import golden
@@ -81,11 +81,13 @@ class Recorder:
         return flow
 
 
-def new_cache(model: Any, window: Window, batch: int = 1) -> WindowCache:
+def new_cache(model: Any, window: WindowSpec, batch: int = 1) -> WindowCache:
     return WindowCache(model.cache_spec, window, TOKENS, batch, torch.device("cpu"), torch.float32)
 
 
-def video(model: Any, window: Window, settings: Settings, text: Text, frames: int) -> tuple[Tensor, list[Chunk]]:
+def video(
+    model: Any, window: WindowSpec, settings: DenoiseSettings, text: Text, frames: int
+) -> tuple[Tensor, list[Chunk]]:
     """All latents of a run, and its chunks."""
     chunks = list(denoise(model, new_cache(model, window), settings, text, frames))
     return torch.cat([chunk.latents for chunk in chunks], 1), chunks

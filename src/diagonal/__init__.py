@@ -7,12 +7,12 @@ step; `make_plan` derives what is fed and sampled when; one loop runs every plan
 
     import diagonal
     world = diagonal.load("mcar/tiny")
-    for frame in world.stream(prompt, actions, schedule="diagonal:k=1"): ...
+    for piece in world.stream(prompt, actions, schedule="diagonal:k=1"): ...
 
 Causal diffusion does the same with chunks of frames and their denoising steps:
 
     model = diagonal.load("wan/tiny")
-    for chunk in model.stream("a red cat", num_frames=81, schedule="4322222"): ...
+    for piece in model.stream("a red cat", num_frames=81, schedule="4322222"): ...
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from diagonal.generation.components import Weights as Weights
     from diagonal.generation.request import Request as Request
-    from diagonal.generation.stream import Clip as Clip
+    from diagonal.generation.session import Clip as Clip
+    from diagonal.generation.session import Piece as Piece
+    from diagonal.generation.session import Session as Session
     from diagonal.generation.video import VideoModel as VideoModel
     from diagonal.generation.world import Free as Free
     from diagonal.generation.world import World as World
@@ -47,7 +49,7 @@ _HOMES = {
     **dict.fromkeys(("Grid", "Layout"), "planning.grid"),
     **dict.fromkeys(("Order", "Plan", "StandIn", "Step", "make_plan"), "planning.plan"),
     **dict.fromkeys(("Free", "World", "load"), "generation.world"),
-    "Clip": "generation.stream",
+    **dict.fromkeys(("Clip", "Piece", "Session"), "generation.session"),
     "Request": "generation.request",
     "VideoModel": "generation.video",
     "Weights": "generation.components",
@@ -63,10 +65,12 @@ __all__ = [
     "Grid",
     "Layout",
     "Order",
+    "Piece",
     "Plan",
     "Raster",
     "Request",
     "Sampling",
+    "Session",
     "StandIn",
     "Step",
     "VideoModel",

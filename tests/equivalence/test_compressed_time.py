@@ -31,12 +31,12 @@ def _clip(world: World, frames: int, seed: int = 0) -> np.ndarray:
 def test_streamed_frames_are_the_whole_clip_decoded_at_once(world: World, spec: str) -> None:
     """No seam behind the prompt, and none between token frames."""
     prompt = _clip(world, 9)
-    frames = list(world.stream(prompt, schedule=spec, frames=24, seed=3))
-    assert [frame.index for frame in frames] == list(range(9, 33))
+    pieces = list(world.stream(prompt, schedule=spec, frames=24, seed=3))
+    assert [(piece.index, piece.new) for piece in pieces] == [(9, 8), (17, 8), (25, 8)]
     known, _ = world.encode(prompt)
-    tokens = torch.cat([known[0], torch.stack([frame.tokens for frame in frames[::8]])])
+    tokens = torch.cat([known[0], *(piece.tokens for piece in pieces)])
     whole = world.tokenizer.decode(tokens[None], {})[0, 9:].permute(0, 2, 3, 1).numpy()
-    assert np.abs(np.stack([frame.pixels for frame in frames]).astype(int) - whole).max() <= 1
+    assert np.abs(np.concatenate([piece.frames for piece in pieces]).astype(int) - whole).max() <= 1
 
 
 @pytest.mark.parametrize(("known", "default"), [(1, 32), (9, 24)])
@@ -64,7 +64,7 @@ def test_frames_overlap_by_any_delay_up_to_a_whole_frame(world: World, k: int) -
     whole = 3 * k + 6
     for d in range(1, whole + 1):
         clip = world.generate(prompts, frames=24, schedule=f"diagonal:k={k},d={d}", sampling=GREEDY)
-        assert clip.steps == 2 * d + whole and clip.tokens.shape == (2, 3, 4, 6)
+        assert clip.calls == 2 * d + whole and clip.tokens.shape == (2, 3, 4, 6)
         assert not torch.equal(clip.tokens[0], clip.tokens[1])
     apart = world.generate(prompts, frames=24, schedule=f"diagonal:k={k}", sampling=GREEDY)
     assert torch.equal(apart.tokens, clip.tokens)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from diagonal.engine.attention import Full
 from diagonal.engine.chunks.bidirectional import sample_whole, unipc
-from diagonal.engine.chunks.cache import Window, WindowCache
-from diagonal.engine.chunks.denoise import Gaussian, Settings, denoise
+from diagonal.engine.chunks.cache import WindowCache, WindowSpec
+from diagonal.engine.chunks.denoise import DenoiseSettings, Gaussian, denoise
 from diagonal.engine.chunks.masks import block_causal, dense
 from diagonal.engine.heads import joined
 from diagonal.models.wan import VARIANTS
@@ -36,8 +36,8 @@ def words(seed: int, batch: int = 1) -> Tensor:
     return torch.randn(batch, 5, 48, generator=torch.Generator().manual_seed(seed))
 
 
-def plain(schedule: Any = DIAGONAL, seeds: tuple[int, ...] = (7,)) -> Settings:
-    return Settings(schedule, sigma, Gaussian(seeds, CPU), SIZE)
+def plain(schedule: Any = DIAGONAL, seeds: tuple[int, ...] = (7,)) -> DenoiseSettings:
+    return DenoiseSettings(schedule, sigma, Gaussian(seeds, CPU), SIZE)
 
 
 def always(text: Tensor) -> Callable[[int], Tensor]:
@@ -50,17 +50,17 @@ def close(ours: Tensor, theirs: Tensor) -> None:
 
 def test_one_big_chunk_is_a_bidirectional_forward(model: Any) -> None:
     settings = replace(plain(Steps(((1000.0,),))), chunk_frames=6)
-    latents, _ = video(model, Window(6), settings, always(words(0)), 6)
+    latents, _ = video(model, WindowSpec(6), settings, always(words(0)), 6)
     noise = settings.noise(0, 0, (1, 6, 16, *SIZE))
     flow = model(noise, 1000.0, model.embed_text(words(0)), model.rope(torch.arange(6), 4, 6), Full())
     close(latents, noise - flow)
 
 
 @pytest.mark.parametrize(
-    ("window", "chunk"), [(Window(12), 3), (Window(6, 3), 3), (Window(5, 1), 1), (Window(7, 2), 4)]
+    ("window", "chunk"), [(WindowSpec(12), 3), (WindowSpec(6, 3), 3), (WindowSpec(5, 1), 1), (WindowSpec(7, 2), 4)]
 )
 def test_chunks_through_the_cache_are_one_forward_under_the_training_mask(
-    model: Any, window: Window, chunk: int
+    model: Any, window: WindowSpec, chunk: int
 ) -> None:
     """Training equals inference: frames of several levels, each seeing what the window holds."""
     x = torch.randn(1, 12, 16, *SIZE, generator=torch.Generator().manual_seed(0))
@@ -82,7 +82,7 @@ def test_chunks_through_the_cache_are_one_forward_under_the_training_mask(
 
 @pytest.mark.parametrize("schedule", [DIAGONAL, CLEAN, NOISED])
 def test_a_stream_is_a_batch_run_and_samples_do_not_know_of_each_other(model: Any, schedule: Steps) -> None:
-    window, text = Window(7, 2), torch.cat([words(0), words(1)])
+    window, text = WindowSpec(7, 2), torch.cat([words(0), words(1)])
     both = list(denoise(model, new_cache(model, window, 2), plain(schedule, (7, 8)), always(text), 12))
     assert [(chunk.index, chunk.start) for chunk in both] == [(0, 0), (1, 3), (2, 6), (3, 9)]
     for sample, seed in enumerate((7, 8)):
@@ -93,7 +93,7 @@ def test_a_stream_is_a_batch_run_and_samples_do_not_know_of_each_other(model: An
 
 
 def test_a_seed_gives_the_same_video_and_another_seed_another(model: Any) -> None:
-    first, again, other = (video(model, Window(6), plain(seeds=(s,)), always(words(0)), 6)[0] for s in (7, 7, 8))
+    first, again, other = (video(model, WindowSpec(6), plain(seeds=(s,)), always(words(0)), 6)[0] for s in (7, 7, 8))
     assert torch.equal(first, again)
     assert (first - other).abs().max() > 0.1
     noise, shape = Gaussian((7,), CPU), (1, 100)
@@ -103,7 +103,7 @@ def test_a_seed_gives_the_same_video_and_another_seed_another(model: Any) -> Non
 
 
 def test_a_cache_can_be_used_again(model: Any) -> None:
-    cache = new_cache(model, Window(6, 3, relative=True))
+    cache = new_cache(model, WindowSpec(6, 3, relative=True))
     first, again = (
         torch.cat([chunk.latents for chunk in denoise(model, cache, plain(), always(words(0)), 15)]) for _ in range(2)
     )
@@ -116,7 +116,7 @@ def test_a_cache_can_be_used_again(model: Any) -> None:
 def test_a_text_that_changes_while_streaming_is_a_run_that_switches_there(
     model: Any, schedule: Steps, keep_sink: bool, relative: bool
 ) -> None:
-    window, settings = Window(6, 3, relative), replace(plain(schedule), keep_sink=keep_sink)
+    window, settings = WindowSpec(6, 3, relative), replace(plain(schedule), keep_sink=keep_sink)
     texts = {"now": words(0)}
     session = []
     for chunk in denoise(model, new_cache(model, window), settings, lambda index: texts["now"], 15):
@@ -137,7 +137,7 @@ def test_recaching_and_keeping_the_sink_are_choices(model: Any) -> None:
     results = []
     for recache, keep in ((True, True), (True, False), (False, True), (False, False)):
         settings = replace(plain(CLEAN), recache=recache, keep_sink=keep)
-        results.append(video(model, Window(9, 3), settings, lambda index: old if index < 4 else new, 15)[0])
+        results.append(video(model, WindowSpec(9, 3), settings, lambda index: old if index < 4 else new, 15)[0])
     before, after = zip(*((latents[:, :12], latents[:, 12:]) for latents in results), strict=True)
     assert all(torch.equal(latents, before[0]) for latents in before)
     assert torch.equal(after[2], after[3])  # nothing is recached: nothing to keep
@@ -167,7 +167,7 @@ class Protected:
 
 def test_a_kept_sink_is_what_the_released_code_keeps(model: Any) -> None:
     """Its six frames of which three are dropped are our three: the dropped ones were seen by nobody."""
-    old, new, window = words(0), words(1), Window(6, 3)
+    old, new, window = words(0), words(1), WindowSpec(6, 3)
     ours, theirs = new_cache(model, window), new_cache(model, window)
     chunks = [chunk.latents for chunk in denoise(model, ours, plain(CLEAN), always(old), 9)]
     theirs.k.copy_(ours.k)
@@ -197,7 +197,7 @@ def test_a_kept_sink_is_what_the_released_code_keeps(model: Any) -> None:
 
 def test_given_latents_continue_a_video_as_if_it_had_been_made(model: Any) -> None:
     """With a clean cache, what was denoised and what is given are the same to a later chunk."""
-    settings, window = plain(CLEAN), Window(7, 2)
+    settings, window = plain(CLEAN), WindowSpec(7, 2)
     whole, _ = video(model, window, settings, always(words(0)), 12)
     later = replace(settings, noise=lambda chunk, step, shape: settings.noise(chunk + 2, step, shape))
     rest = list(denoise(model, new_cache(model, window), later, always(words(0)), 12, whole[:, :6]))
@@ -209,7 +209,7 @@ def test_given_latents_continue_a_video_as_if_it_had_been_made(model: Any) -> No
 def test_a_given_beginning_of_any_length_is_fed_clean_in_chunks(model: Any, known: int, fed: list[int]) -> None:
     latents = torch.randn(1, known, 16, *SIZE, generator=torch.Generator().manual_seed(0))
     recorder = Recorder(model)
-    chunks = list(denoise(recorder, new_cache(model, Window(6, 1)), plain(), always(words(0)), known + 3, latents))
+    chunks = list(denoise(recorder, new_cache(model, WindowSpec(6, 1)), plain(), always(words(0)), known + 3, latents))
     assert [(chunk.index, chunk.start) for chunk in chunks] == [(0, known)]
     assert [flow.shape[1] for flow in recorder.flows] == [*fed, 3, 3, 3]
     start = 0
@@ -219,7 +219,7 @@ def test_a_given_beginning_of_any_length_is_fed_clean_in_chunks(model: Any, know
 
 
 def test_a_noised_context_is_noised(model: Any) -> None:
-    first, second = (video(model, Window(6), plain(one), always(words(0)), 6)[0] for one in (CLEAN, NOISED))
+    first, second = (video(model, WindowSpec(6), plain(one), always(words(0)), 6)[0] for one in (CLEAN, NOISED))
     assert torch.equal(first[:, :3], second[:, :3])
     assert (first[:, 3:] - second[:, 3:]).abs().max() > 1e-3
 
@@ -232,15 +232,15 @@ def test_the_text_of_the_first_chunk_is_asked_for_once(model: Any) -> None:
         return words(0)  # another tensor each time: a new text each time
 
     latents = torch.zeros(1, 1, 16, *SIZE)
-    chunks = list(denoise(model, new_cache(model, Window(6)), plain(), fresh, 7, latents))
+    chunks = list(denoise(model, new_cache(model, WindowSpec(6)), plain(), fresh, 7, latents))
     assert asked == [0, 1] and [chunk.changed for chunk in chunks] == [False, True]
 
 
 def test_in_bfloat16_the_video_is_nearly_the_same(model: Any) -> None:
     small = recorded_model().bfloat16()
-    cache = WindowCache(small.cache_spec, Window(6, 3, relative=True), TOKENS, 1, CPU, torch.bfloat16)
+    cache = WindowCache(small.cache_spec, WindowSpec(6, 3, relative=True), TOKENS, 1, CPU, torch.bfloat16)
     ours = torch.cat([chunk.latents for chunk in denoise(small, cache, plain(), always(words(0)), 12)], 1)
-    exact, _ = video(model, Window(6, 3, relative=True), plain(), always(words(0)), 12)
+    exact, _ = video(model, WindowSpec(6, 3, relative=True), plain(), always(words(0)), 12)
     assert ours.dtype == torch.float32
     assert (ours - exact).norm() < 0.03 * exact.norm()
 
@@ -258,7 +258,7 @@ def test_gradients_reach_every_weight() -> None:
 def test_gradients_reach_the_weights_through_a_chunk_with_a_cached_past() -> None:
     model: Any = build(VARIANTS["tiny"].config).requires_grad_(True)
     x = torch.randn(1, 6, 16, *SIZE, generator=torch.Generator().manual_seed(0))
-    cache, text = new_cache(model, Window(6)), model.embed_text(words(0))
+    cache, text = new_cache(model, WindowSpec(6)), model.embed_text(words(0))
     loss = torch.zeros(())
     for start in (0, 3):
         rope, memory = model.rope(torch.arange(start, start + 3), 4, 6), cache.at(start, 3)
@@ -323,12 +323,12 @@ def test_broken_weights_are_named_with_their_chunk(model: Any) -> None:
     broken = recorded_model()
     broken.blocks[1].ffn[2].bias[0] = torch.nan
     with pytest.raises(ValueError, match=r"chunk 0 \(latent frames 0 to 2\) came out as NaN"):
-        next(denoise(broken, new_cache(model, Window(6)), plain(), always(words(0)), 6))
+        next(denoise(broken, new_cache(model, WindowSpec(6)), plain(), always(words(0)), 6))
 
 
 def test_a_broken_text_is_named_with_the_chunk_where_it_began(model: Any) -> None:
     broken = words(0) * torch.nan
-    run = denoise(model, new_cache(model, Window(6)), plain(), lambda index: words(0) if index < 1 else broken, 6)
+    run = denoise(model, new_cache(model, WindowSpec(6)), plain(), lambda index: words(0) if index < 1 else broken, 6)
     next(run)
     with pytest.raises(ValueError, match=r"chunk 1 \(latent frames 3 to 5\)"):
         next(run)
@@ -347,14 +347,14 @@ def test_settings_that_do_not_fit_are_refused_before_anything_runs(
 ) -> None:
     recorder = Recorder(model)
     with pytest.raises(ValueError, match=words_of_it):
-        next(denoise(recorder, new_cache(model, Window(6, 2)), replace(plain(), **change), always(words(0)), 15))
+        next(denoise(recorder, new_cache(model, WindowSpec(6, 2)), replace(plain(), **change), always(words(0)), 15))
     assert not recorder.flows
 
 
 @pytest.mark.parametrize("frames", [0, 2, 4, -3])
 def test_frames_that_are_no_chunks_are_refused(model: Any, frames: int) -> None:
     with pytest.raises(ValueError, match=f"{frames} latent frames asked for; this model makes 3 at a time: 3"):
-        next(denoise(model, new_cache(model, Window(6)), plain(), always(words(0)), frames))
+        next(denoise(model, new_cache(model, WindowSpec(6)), plain(), always(words(0)), frames))
 
 
 def test_given_latents_of_another_shape_or_broken_ones_are_refused(model: Any) -> None:
@@ -363,18 +363,18 @@ def test_given_latents_of_another_shape_or_broken_ones_are_refused(model: Any) -
         (torch.full((1, 1, 16, *SIZE), torch.inf), "the given latents"),
     ):
         with pytest.raises(ValueError, match=message):
-            next(denoise(model, new_cache(model, Window(6)), plain(), always(words(0)), 4, latents))
+            next(denoise(model, new_cache(model, WindowSpec(6)), plain(), always(words(0)), 4, latents))
 
 
 @pytest.mark.parametrize("shape", [(5, 48), (1, 5, 47), (1, 17, 48), (1, 0, 48)])
 def test_embeddings_of_another_shape_are_refused(model: Any, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"given; this model takes \(batch, rows, 48\) with 1 to 16 rows"):
-        next(denoise(model, new_cache(model, Window(6)), plain(), always(torch.zeros(shape)), 6))
+        next(denoise(model, new_cache(model, WindowSpec(6)), plain(), always(torch.zeros(shape)), 6))
 
 
 def test_more_prompts_than_videos_are_refused(model: Any) -> None:
     with pytest.raises(ValueError, match="3 prompts given for 1 videos"):
-        next(denoise(model, new_cache(model, Window(6)), plain(), always(words(0, 3)), 6))
+        next(denoise(model, new_cache(model, WindowSpec(6)), plain(), always(words(0, 3)), 6))
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 16, 7, 12), (1, 3, 16, 8, 11), (1, 3, 15, 8, 12), (3, 16, 8, 12)])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import diagonal
-from diagonal import Free, Grid, Layout, Plan, Sampling, World, make_plan
+from diagonal import Free, Grid, Layout, Piece, Plan, Sampling, World, make_plan
 from diagonal.engine.attention import Dense
 from diagonal.engine.tokens.masks import dense_mask
 from diagonal.media.draw import test_card as picture
@@ -65,7 +65,12 @@ def world() -> World:
 
 
 def _actions(world: World, frames: list[Any]) -> list[xbox.Action]:
-    return [xbox.from_tokens(frame.action.tolist(), world.variant.config.codebook) for frame in frames]
+    return [xbox.from_tokens(frame.actions[0].tolist(), world.variant.config.codebook) for frame in frames]
+
+
+def _same_actions(one: Piece, other: Piece, sample: int | None = None) -> bool:
+    assert one.actions is not None and other.actions is not None
+    return torch.equal(one.actions, other.actions if sample is None else other.actions[sample])
 
 
 def test_chosen_actions_given_back_make_the_same_video(world: World) -> None:
@@ -76,8 +81,8 @@ def test_chosen_actions_given_back_make_the_same_video(world: World) -> None:
     given = list(world.stream(prompt, actions, sampling=GREEDY))
     assert len(given) == 8
     for one, two in zip(chosen, given, strict=True):
-        assert torch.equal(one.tokens, two.tokens) and torch.equal(one.action, two.action)
-        np.testing.assert_array_equal(one.pixels, two.pixels)
+        assert torch.equal(one.tokens, two.tokens) and _same_actions(one, two)
+        np.testing.assert_array_equal(one.frames, two.frames)
 
 
 def test_given_actions_come_first(world: World) -> None:
@@ -92,7 +97,7 @@ def test_a_batch_chooses_for_each_sample(world: World) -> None:
     for index in range(2):
         alone = list(world.stream(prompts[index], Free(), frames=2, seed=5 + index))
         for one, both in zip(alone, together, strict=True):
-            assert torch.equal(one.tokens, both.tokens[index]) and torch.equal(one.action, both.action[index])
+            assert torch.equal(one.tokens, both.tokens[index]) and _same_actions(one, both, index)
 
 
 @pytest.mark.parametrize(
@@ -127,4 +132,4 @@ def test_a_window_that_slides_is_fed_once_for_each_frame(world: World) -> None:
     assert len(list(stream.token_frames())) == 9
     wide = [size for size in calls if size >= unit]
     assert wide == [unit] + [5 * unit] * 4  # the prompt, then the sliding windows
-    assert len(calls) == stream.steps == 9 * (8 + 15)
+    assert len(calls) == stream.calls == 9 * (8 + 15)

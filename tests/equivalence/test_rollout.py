@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.attention import Dense, Plain
-from diagonal.engine.chunks.cache import Window
-from diagonal.engine.chunks.denoise import Gaussian, Gradient, Settings, denoise
+from diagonal.engine.chunks.cache import WindowSpec
+from diagonal.engine.chunks.denoise import DenoiseSettings, Gaussian, Gradient, denoise
 from diagonal.engine.chunks.masks import block_causal
 from diagonal.planning.denoising import parse
 from diagonal.planning.denoising.noise import FlowTable
@@ -30,7 +30,7 @@ def roll(frames: int, exit_at: float, switch: int | None = None, batch: int = 2)
     return Roll(frames, exit_at, switch, texts(batch, 0), texts(batch, 1), noise, SIZE)
 
 
-def of(schedule: str, window: Window, chunk: int = 1, **changes: Any) -> Distillation:
+def of(schedule: str, window: WindowSpec, chunk: int = 1, **changes: Any) -> Distillation:
     base = method("diagonal-distillation-prompts", **changes)
     preset = replace(
         base.preset,
@@ -44,21 +44,21 @@ def of(schedule: str, window: Window, chunk: int = 1, **changes: Any) -> Distill
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("window", [Window(6), Window(4, 1), Window(4, 1, relative=True)])
-def test_a_rollout_to_the_last_step_is_inference_to_the_bit(schedule: str, window: Window) -> None:
+@pytest.mark.parametrize("window", [WindowSpec(6), WindowSpec(4, 1), WindowSpec(4, 1, relative=True)])
+def test_a_rollout_to_the_last_step_is_inference_to_the_bit(schedule: str, window: WindowSpec) -> None:
     model, how, what = student(), of(schedule, window), roll(6, LAST)
     made = rollout(model, cache(model, 2, window), how, what)
-    settings = Settings(how.preset.schedule, FlowTable(5.0).sigma, what.noise, SIZE, 1)
+    settings = DenoiseSettings(how.preset.schedule, FlowTable(5.0).sigma, what.noise, SIZE, 1)
     chunks = denoise(model, cache(model, 2, window), settings, lambda index: what.text_BLC, 6)
     assert made.requires_grad
     assert torch.equal(made, torch.cat([chunk.latents for chunk in chunks], 1))
 
 
 def test_a_switch_and_a_past_without_gradient_are_inference_too() -> None:
-    window = Window(4, 1)
+    window = WindowSpec(4, 1)
     model, how, what = student(), of("4322222", window, scored=2, longest=7, switch=0.5), roll(7, LAST, switch=3)
     made = rollout(model, cache(model, 2, window), how, what)
-    settings = Settings(how.preset.schedule, FlowTable(5.0).sigma, what.noise, SIZE, 1)
+    settings = DenoiseSettings(how.preset.schedule, FlowTable(5.0).sigma, what.noise, SIZE, 1)
     text = [what.text_BLC, what.later_BLC]
     chunks = list(denoise(model, cache(model, 2, window), settings, lambda index: text[index >= 3], 7))
     assert torch.equal(made, torch.cat([chunk.latents for chunk in chunks], 1))
@@ -141,12 +141,12 @@ def after(model: Any, text: Any, past: list[tuple[Tensor, float]], x: Tensor, le
 @pytest.mark.parametrize("exit_at", [0.0, 0.3, 0.6, LAST])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_outputs_and_gradients_are_those_of_a_naive_loop(schedule: str, exit_at: float) -> None:
-    how, what = of(schedule, Window(6), chunk=2), roll(6, exit_at)
+    how, what = of(schedule, WindowSpec(6), chunk=2), roll(6, exit_at)
     target = torch.randn(2, 6, 2, *SIZE, generator=torch.Generator().manual_seed(9))
     found = []
     for way in (rollout, None):
         model = student()
-        made = rollout(model, cache(model, 2, Window(6)), how, what) if way else naive(model, how, what, 6)
+        made = rollout(model, cache(model, 2, WindowSpec(6)), how, what) if way else naive(model, how, what, 6)
         ((made - target) ** 2).sum().backward()
         found.append((made.detach(), {name: one.grad for name, one in model.named_parameters()}))
     (ours, our_grads), (theirs, their_grads) = found
@@ -156,9 +156,9 @@ def test_outputs_and_gradients_are_those_of_a_naive_loop(schedule: str, exit_at:
         torch.testing.assert_close(our_grads[name], grad, atol=2e-4, rtol=1e-3, msg=name)
 
 
-@pytest.mark.parametrize("window", [Window(6), Window(4, 1), Window(4, 1, relative=True)])
+@pytest.mark.parametrize("window", [WindowSpec(6), WindowSpec(4, 1), WindowSpec(4, 1, relative=True)])
 @pytest.mark.parametrize("exit_at", [0.0, 0.6, LAST])
-def test_computing_activations_again_changes_no_gradient(window: Window, exit_at: float) -> None:
+def test_computing_activations_again_changes_no_gradient(window: WindowSpec, exit_at: float) -> None:
     """Even where the window has rolled on since."""
     found = []
     for again in (False, True):
@@ -189,7 +189,7 @@ class Watched:
 def taught(schedule: str, exit_at: float) -> list[float]:
     """The level of the call of each of three chunks that carries gradient."""
     watched: Any = Watched()
-    rollout(watched, cache(watched, 1, Window(3)), of(schedule, Window(3), scored=3), roll(3, exit_at, batch=1))
+    rollout(watched, cache(watched, 1, WindowSpec(3)), of(schedule, WindowSpec(3), scored=3), roll(3, exit_at, batch=1))
     return [level for level, carries in watched.calls if carries]
 
 
@@ -209,13 +209,15 @@ def test_chunks_with_as_many_steps_are_taught_at_the_same_one() -> None:
 @pytest.mark.parametrize("step", [-1, 4, 9])
 def test_an_exit_that_a_chunk_does_not_have_is_refused(step: int) -> None:
     model, what = student(), roll(6, 0)
-    settings = Settings(parse("4"), FlowTable(5.0).sigma, what.noise, SIZE, 1, gradient=Gradient(lambda chunk: step))
+    settings = DenoiseSettings(
+        parse("4"), FlowTable(5.0).sigma, what.noise, SIZE, 1, gradient=Gradient(lambda chunk: step)
+    )
     with pytest.raises(ValueError, match=f"chunk 0 should end at step {step}; it has 4"):
-        list(denoise(model, cache(model, 2, Window(6)), settings, lambda index: what.text_BLC, 6))
+        list(denoise(model, cache(model, 2, WindowSpec(6)), settings, lambda index: what.text_BLC, 6))
 
 
 def test_without_gradient_wanted_there_is_none() -> None:
     model = student()
     with torch.no_grad():
-        made = rollout(model, cache(model, 2, Window(4, 1)), of("4322222", Window(4, 1)), roll(6, 0.5))
+        made = rollout(model, cache(model, 2, WindowSpec(4, 1)), of("4322222", WindowSpec(4, 1)), roll(6, 0.5))
     assert not made.requires_grad and not made.is_inference()

@@ -11,7 +11,7 @@ import torch
 
 import diagonal
 from diagonal import Order, Raster, Sampling, World
-from diagonal.generation.stream import Stream
+from diagonal.generation.token_session import TokenSession
 from diagonal.media.draw import test_card as picture
 from diagonal.worlds import vpt
 
@@ -28,22 +28,22 @@ GREEDY = Sampling(temperature=0)
 def test_streamed_frames_are_the_generated_clip(world: World) -> None:
     prompt = picture(*world.size)
     stream = world.stream(prompt, ACTIONS, schedule="diagonal:k=1", seed=5)
-    frames = list(stream)
+    pieces = list(stream)
     clip = world.generate(prompt, ACTIONS, schedule="diagonal:k=1", seed=5)
-    assert [frame.index for frame in frames] == [1, 2, 3]
-    np.testing.assert_array_equal(np.stack([frame.pixels for frame in frames]), clip.frames)
+    assert [piece.index for piece in pieces] == [1, 2, 3]
+    np.testing.assert_array_equal(np.concatenate([piece.frames for piece in pieces]), clip.frames)
     assert clip.frames.shape == (3, 224, 384, 3)
     assert clip.frames.dtype == np.uint8
     assert clip.tokens.shape == (3, 14, 24)
-    assert stream.steps == clip.steps == 3 * (13 + 24)
+    assert stream.calls == clip.calls == sum(piece.calls for piece in pieces) == 3 * (13 + 24)
 
 
 def test_frames_arrive_while_the_video_is_made(world: World) -> None:
     stream = world.stream(picture(*world.size), ACTIONS, schedule="diagonal:k=2")
     ran: list[int] = []
-    stream.on_step = lambda: ran.append(1)
+    stream.on_call = lambda: ran.append(1)
     next(iter(stream))
-    assert len(ran) == stream.steps // stream.frames
+    assert len(ran) == stream.calls // stream.frames
 
 
 def test_token_prompts_are_the_encoded_picture(world: World) -> None:
@@ -87,8 +87,8 @@ def test_longer_videos_slide_past_the_window(world: World) -> None:
     prompt = picture(*world.size)
     actions = vpt.parse("forward*9,left*8")
     stream = world.stream(prompt, actions, sampling=GREEDY)
-    assert isinstance(stream, Stream)
-    assert stream.steps == 17 * 37
+    assert isinstance(stream, TokenSession)
+    assert stream.calls == 17 * 37
     tokens = torch.stack([frame.tokens for frame in stream])
     start, _ = world.encode(prompt)
     first = world.generate(prompt, actions[:15], sampling=GREEDY)

@@ -17,7 +17,7 @@ from diagonal.catalog.names import find
 from diagonal.engine.attention import Full
 from diagonal.engine.chunks.bidirectional import velocity
 from diagonal.engine.kernels import SWITCH
-from diagonal.generation import session
+from diagonal.generation import chunk_session
 from diagonal.text.encoders import embed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
@@ -32,7 +32,7 @@ def model() -> VideoModel:
 
 def test_decoding_beside_denoising_is_decoding_after_it(model: VideoModel, monkeypatch: pytest.MonkeyPatch) -> None:
     beside = model.generate(PLAIN)
-    monkeypatch.setattr(session.Pixels, "apart", property(lambda pixels: False))
+    monkeypatch.setattr(chunk_session.Decoder, "apart", property(lambda decoder: False))
     after = model.generate(PLAIN)
     assert torch.equal(beside.latents, after.latents)
     np.testing.assert_array_equal(beside.frames, after.frames)

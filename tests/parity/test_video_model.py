@@ -52,7 +52,7 @@ def test_a_request_gives_the_recorded_latents(model: VideoModel, monkeypatch: py
     )
     clip = model.generate(request, output_type="latent")
     torch.testing.assert_close(clip.latents, data["latents"][0], atol=1e-4, rtol=1e-4)
-    assert clip.forwards == sum(name.endswith("_x0") for name in data)
+    assert clip.calls == sum(name.endswith("_x0") for name in data)
 
 
 def test_safetensors_of_either_layout_are_the_same_model(model: VideoModel, tmp_path: Path) -> None:

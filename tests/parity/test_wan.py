@@ -13,8 +13,8 @@ from torch import Tensor
 
 from diagonal import checkpoints
 from diagonal.engine.attention import Full
-from diagonal.engine.chunks.cache import Window
-from diagonal.engine.chunks.denoise import Settings, denoise
+from diagonal.engine.chunks.cache import WindowSpec
+from diagonal.engine.chunks.denoise import DenoiseSettings, denoise
 from diagonal.engine.chunks.masks import block_causal, dense, teacher_forcing
 from diagonal.models import wan
 from diagonal.models.wan import DIFFUSERS, VARIANTS
@@ -145,10 +145,10 @@ def test_the_teacher_forced_forward_is_the_recorded_one(model: Any) -> None:
 
 DIAGONAL = Steps(((1000.0, 933.0, 733.0, 357.0), (1000.0, 933.0, 357.0), (1000.0, LAST)))
 CASES = {
-    "sf_uniform4_global": (Steps((WARPED4,), context=0.0), Window(9)),
-    "dd_4322_win12_sink3": (DIAGONAL, Window(12, sink=3)),
-    "dd_infinity_win9_sink3": (Steps(((1000.0, LAST),)), Window(9, sink=3, relative=True)),
-    "dd_interactive_gsink0": (Steps(((1000.0, 833.3333129882812),), context=0.0), Window(6, sink=3)),
+    "sf_uniform4_global": (Steps((WARPED4,), context=0.0), WindowSpec(9)),
+    "dd_4322_win12_sink3": (DIAGONAL, WindowSpec(12, sink=3)),
+    "dd_infinity_win9_sink3": (Steps(((1000.0, LAST),)), WindowSpec(9, sink=3, relative=True)),
+    "dd_interactive_gsink0": (Steps(((1000.0, 833.3333129882812),), context=0.0), WindowSpec(6, sink=3)),
 }
 
 
@@ -159,7 +159,7 @@ def test_every_call_of_a_recorded_run_is_the_same(model: Any, case: str) -> None
     first, second = data["context_a"][None], data["context_b"][None]
     switch = 3 if "interactive" in case else frames  # chunk 3 begins at latent frame 9
     recorder, cache = Recorder(model), new_cache(model, window)
-    settings = Settings(schedule, sigma, Replay(data, schedule), SIZE, keep_sink=False)
+    settings = DenoiseSettings(schedule, sigma, Replay(data, schedule), SIZE, keep_sink=False)
     chunks = list(denoise(recorder, cache, settings, lambda index: first if index < switch else second, frames))
     calls = sorted(name for name in data if name.endswith("_x0"))
     assert len(calls) == len(recorder.x0s)
@@ -187,7 +187,7 @@ def _same_cache(cache: Any, data: dict[str, Tensor], frames: int) -> None:
 def test_a_wrong_window_or_sink_would_be_noticed(model: Any) -> None:
     data, (schedule, window) = golden("wan/dd_infinity_win9_sink3.safetensors"), CASES["dd_infinity_win9_sink3"]
     for other in (replace(window, relative=False), replace(window, sink=0), replace(window, frames=10)):
-        settings = Settings(schedule, sigma, Replay(data, schedule), SIZE)
+        settings = DenoiseSettings(schedule, sigma, Replay(data, schedule), SIZE)
         chunks = denoise(model, new_cache(model, other), settings, lambda index: data["context_a"][None], 15)
         ours = torch.cat([chunk.latents for chunk in chunks], 1)
         assert (ours - data["latents"]).abs().max() > 1e-3

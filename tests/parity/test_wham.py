@@ -311,7 +311,7 @@ def test_a_saved_world_loads_again_and_plays_the_same(tmp_path: Path) -> None:
     prompt = torch.randint(256, (2, 90, 150, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).numpy()
     actions = xbox.parse("b3+x1=1,noop,x0=-0.6")
     clips = [one.generate(prompt, actions, schedule="diagonal:k=1", seed=5) for one in (world, again)]
-    assert torch.equal(clips[0].tokens, clips[1].tokens) and clips[0].steps == 2 * (8 + 15)
+    assert torch.equal(clips[0].tokens, clips[1].tokens) and clips[0].calls == 2 * (8 + 15)
     assert clips[0].frames.shape == (2, 90, 150, 3)
     other = world.generate(prompt, xbox.parse("noop*3"), schedule="diagonal:k=1", seed=5)
     assert not torch.equal(other.tokens, clips[0].tokens)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import diagonal
-from diagonal.engine.chunks.cache import Window, WindowCache
-from diagonal.engine.chunks.graphs import Captured
+from diagonal.engine.chunks.cache import WindowCache, WindowSpec
+from diagonal.engine.chunks.graphs import ChunkGraphs
 
 FRAMES, ROWS, COLS = 3, 4, 6  # a chunk of latents; tokens are 2x2 of it
 
@@ -33,16 +33,18 @@ def _tensors(given: Any) -> list[Tensor]:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captured]:
-    def recorded(self: Captured, run: Callable[[], Any]) -> tuple[Again, Any]:
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChunkGraphs]:
+    def recorded(self: ChunkGraphs, run: Callable[[], Any]) -> tuple[Again, Any]:
         out = run()
         return Again(run, out), out
 
-    monkeypatch.setattr(Captured, "_recorded", recorded)
+    monkeypatch.setattr(ChunkGraphs, "_recorded", recorded)
     model: Any = diagonal.load("wan/tiny").model
-    cache = WindowCache(model.cache_spec, Window(2 * FRAMES), ROWS * COLS // 4, 1, torch.device("cpu"), torch.float32)
+    cache = WindowCache(
+        model.cache_spec, WindowSpec(2 * FRAMES), ROWS * COLS // 4, 1, torch.device("cpu"), torch.float32
+    )
     with torch.inference_mode():
-        yield Captured(model, cache)
+        yield ChunkGraphs(model, cache)
 
 
 def _text(rows: int, seed: int, batch: int = 1) -> Tensor:
@@ -53,7 +55,7 @@ def _same(one: Any, other: Any) -> bool:
     return all(torch.equal(*pair) for pair in zip(_tensors(one), _tensors(other), strict=True))
 
 
-def test_texts_of_any_length_are_made_where_the_one_before_was(made: Captured) -> None:
+def test_texts_of_any_length_are_made_where_the_one_before_was(made: ChunkGraphs) -> None:
     first = made.embed_text(_text(16, 0))
     for rows, seed in ((16, 0), (3, 1), (9, 2), (1, 3)):
         text = made.embed_text(_text(rows, seed))
@@ -61,7 +63,7 @@ def test_texts_of_any_length_are_made_where_the_one_before_was(made: Captured) -
     assert text[0][2].tolist() == [1]
 
 
-def test_what_does_not_fit_goes_to_the_model(made: Captured) -> None:
+def test_what_does_not_fit_goes_to_the_model(made: ChunkGraphs) -> None:
     first = made.embed_text(_text(5, 0))
     kept = [one.clone() for one in _tensors(first)]
     several = made.embed_text(_text(5, 1, batch=2))
@@ -73,7 +75,7 @@ def test_what_does_not_fit_goes_to_the_model(made: Captured) -> None:
     assert _same(first, kept)
 
 
-def test_replayed_calls_see_the_text_that_was_made_last(made: Captured) -> None:
+def test_replayed_calls_see_the_text_that_was_made_last(made: ChunkGraphs) -> None:
     """At one place: the first call runs, the second is recorded, the third is replayed; then the text changes."""
     x = torch.randn(1, FRAMES, 16, ROWS, COLS, generator=torch.Generator().manual_seed(0))
     memory = made.cache.at(0, FRAMES)
@@ -86,7 +88,7 @@ def test_replayed_calls_see_the_text_that_was_made_last(made: Captured) -> None:
     assert graph.replays == 4  # the recording itself computes nothing on a GPU
 
 
-def test_a_text_from_elsewhere_is_copied_to_where_calls_read_it(made: Captured) -> None:
+def test_a_text_from_elsewhere_is_copied_to_where_calls_read_it(made: ChunkGraphs) -> None:
     x = torch.randn(1, FRAMES, 16, ROWS, COLS, generator=torch.Generator().manual_seed(0))
     memory, rope = made.cache.at(0, FRAMES), made.rope(torch.arange(FRAMES), ROWS // 2, COLS // 2)
     made.embed_text(_text(3, 0))

@@ -87,6 +87,8 @@ def test_a_product_is_added_onto_the_residual_without_changing_it() -> None:
 
 
 def test_the_plain_forms_need_no_triton() -> None:
-    code = "import sys; sys.modules['triton'] = None; import diagonal.engine.kernels.plain, diagonal.engine.tokens.graphs"
+    code = (
+        "import sys; sys.modules['triton'] = None; import diagonal.engine.kernels.plain, diagonal.engine.tokens.graphs"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

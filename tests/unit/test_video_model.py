@@ -19,7 +19,7 @@ import diagonal
 from diagonal import Request, VideoModel, Weights, checkpoints
 from diagonal.catalog.names import find
 from diagonal.engine.chunks.bidirectional import sample_whole, unipc
-from diagonal.generation import session
+from diagonal.generation.ahead import ahead
 from diagonal.planning import presets
 from diagonal.text.encoders import ENCODERS, embed
 from tests.conftest import golden, golden_json
@@ -41,16 +41,14 @@ def latents(model: VideoModel, request: Request) -> Tensor:
 
 
 def test_a_stream_yields_what_generate_collects(model: VideoModel) -> None:
-    chunks, clip = list(model.stream(PLAIN)), model.generate(PLAIN)
-    assert [(chunk.index, chunk.first, len(chunk.frames), chunk.forwards) for chunk in chunks] == [
-        (0, 0, 9, 4),
-        (1, 9, 12, 3),
-        (2, 21, 12, 2),
-    ]
-    assert clip.frames.shape == (33, 32, 48, 3) and clip.frames.dtype == np.uint8 and clip.forwards == 9
+    stream = model.stream(PLAIN)
+    chunks, clip = list(stream), model.generate(PLAIN)
+    assert [(chunk.index, len(chunk.frames), chunk.calls) for chunk in chunks] == [(0, 9, 4), (9, 12, 3), (21, 12, 2)]
+    assert (stream.frames, stream.calls) == (33, 9)
+    assert clip.frames.shape == (33, 32, 48, 3) and clip.frames.dtype == np.uint8 and clip.calls == 9
     np.testing.assert_array_equal(np.concatenate([chunk.frames for chunk in chunks]), clip.frames)
     assert torch.equal(torch.cat([chunk.latents for chunk in chunks]), clip.latents)
-    assert all(chunk.denoise_seconds > 0 and chunk.decode_seconds > 0 for chunk in chunks)
+    assert all(chunk.model_seconds > 0 and chunk.decode_seconds > 0 for chunk in chunks)
 
 
 @pytest.mark.parametrize("decoder", ["vae", "preview"])
@@ -92,7 +90,7 @@ def test_memory_does_not_grow_with_the_video(model: VideoModel) -> None:
     stream = model.stream(replace(PLAIN, num_frames=None, preset="infinity", schedule="1"))
     sizes = []
     for _ in islice(stream, 12):
-        held = stream._pixels._state.values()
+        held = stream._decoder._state.values()
         sizes.append(sum(tensor.untyped_storage().nbytes() for tensor in held))
     assert len(set(sizes[1:])) == 1
 
@@ -105,6 +103,70 @@ def test_noise_may_be_given(model: VideoModel) -> None:
     assert not torch.equal(first[:3], latents(model, replace(one_step, latents=-noise))[:3])
     with pytest.raises(ValueError, match=r"shape \(8, 16, 4, 6\) given to start from; \(9, 16, 4, 6\) is needed"):
         model.stream(replace(one_step, latents=noise[1:]))
+
+
+# Batches
+
+
+BOTH = ["a red cat", "a blue dog"]
+
+
+def test_a_batch_of_prompts_is_each_prompt_alone(model: VideoModel) -> None:
+    together = model.generate(replace(PLAIN, prompt=BOTH, seed=7))
+    assert together.frames.shape == (2, 33, 32, 48, 3) and together.latents.shape == (2, 9, 16, 4, 6)
+    for index, prompt in enumerate(BOTH):
+        alone = model.generate(replace(PLAIN, prompt=prompt, seed=7 + index))
+        torch.testing.assert_close(together.latents[index], alone.latents, atol=1e-4, rtol=1e-4)
+        assert np.abs(together.frames[index].astype(int) - alone.frames).max() <= 1
+        assert together.calls == alone.calls
+    seeded = model.generate(replace(PLAIN, prompt=BOTH, seed=[7, 8]), output_type="pt")
+    assert seeded.frames.shape == (2, 33, 3, 32, 48) and torch.equal(seeded.latents, together.latents)
+
+
+def test_pieces_of_a_batch_have_all_samples(model: VideoModel) -> None:
+    pieces = list(model.stream(replace(PLAIN, prompt=BOTH)))
+    assert [(piece.index, piece.new, piece.frames.shape[:2]) for piece in pieces] == [
+        (0, 9, (2, 9)),
+        (9, 12, (2, 12)),
+        (21, 12, (2, 12)),
+    ]
+    nothing = next(model.stream(replace(PLAIN, prompt=BOTH, decoder="none")))
+    assert nothing.frames.shape == (2, 0, 32, 48, 3) and nothing.latents.shape == (2, 3, 16, 4, 6)
+
+
+def test_a_batch_may_begin_with_one_picture_or_one_each_and_change_its_prompts(model: VideoModel) -> None:
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 32, 48, 3), dtype=np.uint8)
+    whole = replace(PLAIN, prompt=BOTH, num_frames=25, image=pictures, prompt_at={1: ["a fish", "a bird"]})
+    together = latents(model, whole)
+    for index, (prompt, later) in enumerate(zip(BOTH, ["a fish", "a bird"], strict=True)):
+        one = replace(whole, prompt=prompt, seed=index, image=pictures[index], prompt_at={1: later})
+        torch.testing.assert_close(together[index], latents(model, one), atol=1e-4, rtol=1e-4)
+    shared = latents(model, replace(whole, image=pictures[0]))
+    torch.testing.assert_close(shared[0], together[0], atol=1e-4, rtol=1e-4)
+    assert torch.equal(shared[0, :1], shared[1, :1]) and not torch.equal(together[0, :1], together[1, :1])
+
+
+def test_a_batch_is_made_whole_by_the_teacher_too(model: VideoModel) -> None:
+    how = replace(PLAIN, preset="wan", num_inference_steps=2, num_frames=9)
+    together = latents(model, replace(how, prompt=BOTH))
+    alone = latents(model, replace(how, prompt=BOTH[1], seed=1))
+    torch.testing.assert_close(together[1], alone, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": []}, "an empty list of prompts"),
+        ({"prompt": ["a", " "]}, "the prompt is empty"),
+        ({"prompt": BOTH, "seed": [1]}, "1 seeds given for 2 prompts"),
+        ({"prompt": BOTH, "prompt_at": {1: ["a"]}}, "1 prompts given at chunk 1 for 2 videos"),
+        ({"prompt_at": {1: ["a", "b"]}}, "2 prompts given at chunk 1 for 1 videos"),
+        ({"prompt": BOTH, "seed": -1}, "seed -1 given"),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(PLAIN, **change)
 
 
 # Prompts that change
@@ -122,7 +184,7 @@ def test_an_update_is_a_run_whose_prompts_switch_there(model: VideoModel) -> Non
     assert stream.changes == [receipt] and [change.applied_at for change in planned.changes] == [2]
     for chunk, theirs in zip(made, expected, strict=True):
         assert torch.equal(chunk.latents, theirs)
-    assert made[2].forwards == 2 + 1  # the window is computed again
+    assert made[2].calls == 2 + 1  # the window is computed again
     assert not torch.equal(made[2].latents, latents(model, PLAIN)[6:])
 
 
@@ -176,7 +238,7 @@ def test_a_picture_begins_the_video(model: VideoModel) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (32, 48, 3), dtype=np.uint8)
     clip = model.generate(replace(PLAIN, image=picture, num_frames=25))
     given = model.vae.encode(torch.from_numpy(picture).permute(2, 0, 1)[None, None])
-    assert clip.frames.shape == (25, 32, 48, 3) and clip.forwards == 1 + 4 + 3
+    assert clip.frames.shape == (25, 32, 48, 3) and clip.calls == 1 + 4 + 3
     assert torch.equal(clip.latents[:1], given[0])
     np.testing.assert_array_equal(clip.frames[0], model.vae.decode(given, {})[0, 0].permute(1, 2, 0))
     plain = model.generate(replace(PLAIN, image=255 - picture, num_frames=25))
@@ -187,7 +249,8 @@ def test_a_clip_goes_on(model: VideoModel) -> None:
     frames = np.random.default_rng(0).integers(0, 256, (17, 32, 48, 3), dtype=np.uint8)
     stream = model.stream(replace(PLAIN, video=frames, num_frames=29))
     (chunk,) = stream
-    assert (chunk.first, len(chunk.frames), len(chunk.latents), chunk.forwards) == (0, 29, 8, 2 + 4)
+    assert (chunk.index, len(chunk.frames), len(chunk.latents), chunk.calls) == (0, 29, 8, 2 + 4)
+    assert (chunk.given, chunk.new, stream.frames, stream.calls) == (17, 12, 12, 6)
     whole = model.vae.encode(torch.from_numpy(frames).permute(0, 3, 1, 2)[None])
     torch.testing.assert_close(chunk.latents[:5], whole[0], atol=1e-5, rtol=1e-5)
 
@@ -211,7 +274,7 @@ def test_presets_take_the_calls_that_they_are_known_for(
     model: VideoModel, preset: str, schedule: str | None, frames: int, forwards: int
 ) -> None:
     clip = model.generate(PLAIN, preset=preset, schedule=schedule, num_frames=frames, output_type="latent")
-    assert clip.forwards == forwards and len(clip.latents) == 1 + (frames - 1) // 4
+    assert clip.calls == forwards and len(clip.latents) == 1 + (frames - 1) // 4
 
 
 def test_the_teacher_sees_all_frames_at_once(model: VideoModel) -> None:
@@ -226,7 +289,7 @@ def test_the_teacher_sees_all_frames_at_once(model: VideoModel) -> None:
         latents=noise,
     )
     clip = model.generate(request)
-    assert clip.frames.shape == (13, 32, 48, 3) and clip.forwards == 6
+    assert clip.frames.shape == (13, 32, 48, 3) and clip.calls == 6
     words, bad = (embed([text], ENCODERS["hash"], device="cpu") for text in ("a red cat", "bad"))
     exact = sample_whole(model.model, unipc(3, 8.0, torch.device("cpu")), words, bad, 2.0, noise[None])
     assert torch.equal(clip.latents, exact[0])
@@ -242,7 +305,7 @@ def test_a_yaml_file_is_a_preset_and_what_else_it_says_is_told(model: VideoModel
     )
     with pytest.warns(UserWarning, match="also gives seed"):
         clip = model.generate(PLAIN, preset=path, num_frames=9, output_type="latent")
-    assert clip.forwards == 9  # three chunks of one latent frame: two steps and a clean pass
+    assert clip.calls == 9  # three chunks of one latent frame: two steps and a clean pass
 
 
 # Loading
@@ -433,7 +496,7 @@ def test_one_item_is_made_ahead_in_another_thread() -> None:
             yield index
 
     seen = []
-    for item in session._ahead(items()):
+    for item in ahead(items()):
         deadline = time.monotonic() + 10
         while len(made) < min(item + 2, 3) and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -447,10 +510,10 @@ def test_an_error_ahead_arrives_with_its_item() -> None:
         yield 1
         raise ValueError("broken")
 
-    ahead = session._ahead(items())
-    assert next(ahead) == 1
+    coming = ahead(items())
+    assert next(coming) == 1
     with pytest.raises(ValueError, match="broken"):
-        next(ahead)
+        next(coming)
 
 
 def test_presets_that_roll_are_those_with_a_window() -> None:

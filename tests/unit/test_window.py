@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from diagonal.engine.attention import Full
-from diagonal.engine.chunks.cache import Window, WindowCache
+from diagonal.engine.chunks.cache import WindowCache, WindowSpec
 from diagonal.engine.chunks.masks import block_causal, dense, flex, teacher_forcing
 from diagonal.engine.chunks.split_kv import attend_wide, kv_splits, split_count
 from diagonal.engine.heads import LatentHeads
@@ -27,7 +27,7 @@ HEADS, WIDTH, TOKENS = 2, 24, 3  # a head is as wide as the tiny model's
 MODEL: Any = build(VARIANTS["tiny"].config)
 
 
-def make(window: Window, batch: int = 1) -> WindowCache:
+def make(window: WindowSpec, batch: int = 1) -> WindowCache:
     return WindowCache(CacheSpec(2, HEADS, WIDTH, 1), window, TOKENS, batch, torch.device("cpu"), torch.float32)
 
 
@@ -41,7 +41,7 @@ def turn(x_BHSD: Tensor, frames: list[int]) -> Tensor:
     return rotate(x_BHSD.transpose(1, 2), MODEL.rope(torch.tensor(frames), 1, TOKENS)).transpose(1, 2)
 
 
-def visible(window: Window, end: int) -> list[int]:
+def visible(window: WindowSpec, end: int) -> list[int]:
     """The first frames and the newest ones."""
     return [one for one in range(end) if one < window.sink or one >= end - (window.frames - window.sink)]
 
@@ -52,7 +52,7 @@ def naive(q: Tensor, past: dict[int, tuple[Tensor, Tensor]], seen: list[int]) ->
 
 
 windows = st.builds(
-    lambda sink, ring, relative: Window(sink + ring, sink, relative),
+    lambda sink, ring, relative: WindowSpec(sink + ring, sink, relative),
     st.integers(0, 4),
     st.integers(3, 8),
     st.booleans(),
@@ -61,7 +61,7 @@ windows = st.builds(
 
 @settings(max_examples=60)
 @given(window=windows, chunks=st.lists(st.integers(1, 3), min_size=1, max_size=8), seed=st.integers(0, 99))
-def test_the_ring_is_a_list_that_is_joined(window: Window, chunks: list[int], seed: int) -> None:
+def test_the_ring_is_a_list_that_is_joined(window: WindowSpec, chunks: list[int], seed: int) -> None:
     """Any window, sink and chunks; every chunk is fed twice. With `relative` the list is rotated by places in it."""
     generator, cache, start = torch.Generator().manual_seed(seed), make(window), 0
     past: dict[int, tuple[Tensor, Tensor]] = {}
@@ -90,7 +90,7 @@ def test_the_ring_is_a_list_that_is_joined(window: Window, chunks: list[int], se
 
 
 def test_nothing_is_allocated_while_the_window_rolls() -> None:
-    cache, generator = make(Window(4, sink=1)), torch.Generator().manual_seed(0)
+    cache, generator = make(WindowSpec(4, sink=1)), torch.Generator().manual_seed(0)
     before = (cache.k.data_ptr(), cache.v.data_ptr())
     for start in range(50):
         memory = cache.at(start, 1)
@@ -109,7 +109,7 @@ def test_places_have_no_limit() -> None:
 
 
 def test_a_restart_forgets_and_begins_a_new_sink() -> None:
-    cache, generator = make(Window(4, sink=2, relative=True)), torch.Generator().manual_seed(0)
+    cache, generator = make(WindowSpec(4, sink=2, relative=True)), torch.Generator().manual_seed(0)
     for start in range(6):
         cache.at(start, 1).layer(0).attend(*draw(1, generator))
     assert cache.sink_shift(5, 1) == 2
@@ -120,7 +120,7 @@ def test_a_restart_forgets_and_begins_a_new_sink() -> None:
 
 
 def test_gradients_reach_the_new_tokens_and_never_the_past() -> None:
-    cache, generator = make(Window(2)), torch.Generator().manual_seed(0)
+    cache, generator = make(WindowSpec(2)), torch.Generator().manual_seed(0)
     old, new = ([part.requires_grad_() for part in draw(1, generator)] for _ in range(2))
     cache.at(0, 1).layer(0).attend(*old)
     cache.at(1, 1).layer(0).attend(*new).sum().backward()
@@ -132,28 +132,30 @@ def test_gradients_reach_the_new_tokens_and_never_the_past() -> None:
 @pytest.mark.parametrize(("frames", "sink"), [(3, 3), (0, 0), (4, -1), (2, 5)])
 def test_a_window_that_holds_no_chunk_is_refused(frames: int, sink: int) -> None:
     with pytest.raises(ValueError, match=f"window of {frames} frames with a sink of {sink}"):
-        Window(frames, sink)
+        WindowSpec(frames, sink)
 
 
 def test_a_chunk_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="3 latent frames fed at once; a window of 4 with a sink of 2 holds 1 to 2"):
-        make(Window(4, sink=2)).at(3, 3)
+        make(WindowSpec(4, sink=2)).at(3, 3)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("mask", [block_causal(6, 2), block_causal(6, 1, Window(3, 1)), teacher_forcing(3, 1)])
+@pytest.mark.parametrize("mask", [block_causal(6, 2), block_causal(6, 1, WindowSpec(3, 1)), teacher_forcing(3, 1)])
 def test_flex_attention_has_the_same_mask(mask: Tensor) -> None:
     q, k, v = draw(6, torch.Generator().manual_seed(0))
     ours = flex(mask, TOKENS).attend(q, k, v)
     torch.testing.assert_close(ours, dense(mask, TOKENS).attend(q, k, v), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("window", "chunk"), [(None, 3), (Window(5, 2), 3), (Window(4), 1), (Window(6, 3), 3)])
-def test_a_training_mask_is_what_the_cache_holds(window: Window | None, chunk: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "chunk"), [(None, 3), (WindowSpec(5, 2), 3), (WindowSpec(4), 1), (WindowSpec(6, 3), 3)]
+)
+def test_a_training_mask_is_what_the_cache_holds(window: WindowSpec | None, chunk: int) -> None:
     mask = block_causal(12, chunk, window)
     for frame in range(12):
         end = (frame // chunk + 1) * chunk
-        assert mask[frame].nonzero().flatten().tolist() == visible(window or Window(12), end)
+        assert mask[frame].nonzero().flatten().tolist() == visible(window or WindowSpec(12), end)
 
 
 def test_keys_are_cut_where_the_work_comes_out_more_even() -> None:

@@ -31,7 +31,7 @@ from diagonal.cli.generate_video import generate_video
 from diagonal.planning.plan import StandIn
 
 if TYPE_CHECKING:
-    from diagonal.generation.stream import Stream
+    from diagonal.generation.token_session import TokenSession
     from diagonal.generation.world import Free, World
     from diagonal.media.video import VideoArray
     from diagonal.planning.plan import Order
@@ -196,7 +196,7 @@ def generate(
         fitted, between = _start(world, start)
     taken, frames = _actions(world, actions, between, frames)
 
-    def stream(order: Order, frames: int | None) -> Stream:
+    def stream(order: Order, frames: int | None) -> TokenSession:
         return world.stream(fitted, taken, frames=frames, schedule=order, sampling=sampling, seed=seed)
 
     look = Look(scale or to_be_seen(world.size[0]), world.variant.mark if mark else "", world.variant.fps)
@@ -290,17 +290,17 @@ def _idle(world: World, between: list[Any], frames: int) -> list[Any] | None:
     return between + [world.actions.NOOP] * frames if world.variant.config.suffix else None
 
 
-def _run(stream: Stream, order: Order, each: Any) -> Run:
+def _run(stream: TokenSession, order: Order, each: Any) -> Run:
     """Consume a stream with a progress bar. Seconds: model calls and frame decoding; loading and encoding apart."""
     with progress_bar("steps") as progress:
-        task = progress.add_task(str(order), total=stream.steps, note="")
-        stream.on_step = lambda: progress.advance(task)
+        task = progress.add_task(str(order), total=stream.calls, note="")
+        stream.on_call = lambda: progress.advance(task)
         start = time.perf_counter()
-        for frame in stream:
-            each(frame.pixels)
-            progress.update(task, description=f"{order}  frame {frame.index + 1}")
+        for piece in stream:
+            each(piece.frames)
+            progress.update(task, description=f"{order}  frame {piece.index + piece.new}")
         seconds = time.perf_counter() - start
-    return Run(str(order), stream.steps, stream.frames, seconds)
+    return Run(str(order), stream.calls, stream.frames, seconds)
 
 
 @dataclass(frozen=True)
@@ -318,14 +318,14 @@ class Look:
         return stamp(enlarge(frames, self.scale), self.mark) if self.mark else enlarge(frames, self.scale)
 
 
-def _write(stream: Stream, order: Order, look: Look, path: str) -> Run:
+def _write(stream: TokenSession, order: Order, look: Look, path: str) -> Run:
     from diagonal.media.video import writer
 
     with writer(path, look.fps) as video:
         return _run(stream, order, lambda pixels: video.write(look(pixels)))
 
 
-def _write_compared(streams: list[tuple[Order, Stream]], look: Look, path: str) -> list[Run]:
+def _write_compared(streams: list[tuple[Order, TokenSession]], look: Look, path: str) -> list[Run]:
     import numpy as np
 
     from diagonal.media.draw import side_by_side
@@ -336,7 +336,7 @@ def _write_compared(streams: list[tuple[Order, Stream]], look: Look, path: str) 
         for order, stream in streams:
             pixels: list[VideoArray] = []
             runs.append(_run(stream, order, pixels.append))
-            clips.append(look(np.stack(pixels)))
+            clips.append(look(np.concatenate(pixels)))
         labels = [f"{run.schedule}   {run.steps} steps   {run.seconds:.1f} s" for run in runs]
         video.write(side_by_side(clips[::-1], labels[::-1]))
     return runs

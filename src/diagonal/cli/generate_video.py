@@ -15,8 +15,8 @@ from diagonal.cli import err, out, print_json, progress_bar, remark_random
 
 if TYPE_CHECKING:
     from diagonal.catalog.variants import DiffusionVariant
+    from diagonal.generation.chunk_session import ChunkSession
     from diagonal.generation.request import Request
-    from diagonal.generation.session import Session
     from diagonal.media.video import VideoArray
     from diagonal.planning.presets import Preset
 
@@ -128,21 +128,21 @@ def _frames(options: Mapping[str, Any], name: str, usual: tuple[int, int]) -> Vi
     return video.resize(clip, *size) if options["resize"] else video.cover(clip, *size) if options["crop"] else clip
 
 
-def _run(session: Session, write: Any) -> Run:
+def _run(session: ChunkSession, write: Any) -> Run:
     forwards, frames, first = 0, 0, 0.0
     start = time.perf_counter()
     with progress_bar("frames") as progress:
         task = progress.add_task("chunk 0", total=session.num_frames, note="")
-        for chunk in session:
-            write(chunk.frames)
+        for number, piece in enumerate(session, 1):
+            write(piece.frames)
             seconds = time.perf_counter() - start
-            forwards, frames, first = forwards + chunk.forwards, frames + len(chunk.frames), first or seconds
+            forwards, frames, first = forwards + piece.calls, frames + len(piece.frames), first or seconds
             note = f"{frames / seconds:.1f} FPS"
-            progress.update(task, description=f"chunk {chunk.index + 1}", completed=frames, note=note)
+            progress.update(task, description=f"chunk {number}", completed=frames, note=note)
     return Run(forwards, frames, time.perf_counter() - start, 1000 * first)
 
 
-def _print(run: Run, shared: Mapping[str, Any], session: Session) -> None:
+def _print(run: Run, shared: Mapping[str, Any], session: ChunkSession) -> None:
     table = Table("model calls", "frames", "seconds", "FPS", "first chunk", box=None)
     numbers = f"{run.forwards}", f"{run.frames}", f"{run.seconds:.2f}", f"{run.frames / run.seconds:.2f}"
     table.add_row(*numbers, f"{run.first_chunk_ms:.0f} ms")

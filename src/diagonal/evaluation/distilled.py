@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.chunks.bidirectional import trajectory
-from diagonal.engine.chunks.cache import Window, WindowCache
-from diagonal.engine.chunks.denoise import Gaussian, Settings, denoise
+from diagonal.engine.chunks.denoise import Gaussian, denoise
+from diagonal.engine.chunks.rollout import cache_of, settings_of, window_of
 from diagonal.evaluation import clips
 from diagonal.evaluation.flow import flow_magnitude
 from diagonal.evaluation.metrics import FloatArray, Interval, bootstrap, lpips_distance, resampled
 from diagonal.networks.caption_reader import Answers, Reader, read, right
 from diagonal.networks.inverse_dynamics import InverseDynamics, judge
-from diagonal.planning.denoising.noise import FlowTable
+from diagonal.planning.denoising import calls
 from diagonal.planning.presets import Preset
 
 DECODED = 16  # clips that are decoded at a time
@@ -56,9 +56,8 @@ class Student:
 
     def forwards(self, frames: int) -> int:
         """Calls of the model for a video of so many latent frames."""
-        schedule, size = self.preset.schedule, self.preset.chunk_frames or frames
-        chunks = range(frames // size)
-        return sum(len(schedule.levels(chunk)) + (schedule.context_level(chunk) is not None) for chunk in chunks)
+        size = self.preset.chunk_frames or frames
+        return sum(calls(self.preset.schedule, chunk) for chunk in range(frames // size))
 
     def videos(self, asked: Asked) -> Tensor:
         """Clips (N, T, C, H, W)."""
@@ -74,15 +73,9 @@ class Student:
 
     def _chunks(self, asked: Asked, frames: int | None) -> Iterator[Tensor]:
         preset, (longest, _, *size) = self.preset, asked.shape
-        weight, side = next(self.model.parameters()), self.model.config.patch
-        window = Window(preset.window_frames or longest, preset.sink_frames, preset.relative_rope)
-        tokens = size[0] // side * (size[1] // side)
-        cache = WindowCache(self.model.cache_spec, window, tokens, len(asked.seeds), weight.device, weight.dtype)
-        noise = Gaussian(asked.seeds, weight.device)
-        assert preset.chunk_frames is not None
-        settings = Settings(
-            preset.schedule, FlowTable(preset.shift).sigma, noise, (size[0], size[1]), preset.chunk_frames
-        )
+        weight, window = next(self.model.parameters()), window_of(preset, None if preset.window_frames else longest)
+        cache = cache_of(self.model, window, size, len(asked.seeds), weight.device, weight.dtype)
+        settings = settings_of(preset, Gaussian(asked.seeds, weight.device), size)
         made = denoise(self.model, cache, settings, lambda _: asked.text_NLC, frames)
         return (chunk.latents for chunk in made)
 

@@ -91,7 +91,7 @@ def roll(
         stream = world.stream(tokens[few], actions[few], schedule=order, sampling=sampling, seed=number)
         start = time.perf_counter()
         cells = [frame.tokens for frame in stream.token_frames()]
-        steps, seconds = stream.steps, seconds + time.perf_counter() - start
+        steps, seconds = stream.calls, seconds + time.perf_counter() - start
         made.append(torch.stack([_decode(world, frame) for frame in cells], dim=1))
     return Rollouts(torch.cat(made).unflatten(0, (len(clips.frames), seeds)), steps, seconds)
 

@@ -7,7 +7,7 @@ All that can be refused without the model is refused here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from diagonal.planning.denoising.teacher import Teacher
 from diagonal.planning.presets import Preset
 
 DECODERS = ("vae", "preview", "none")
-Prompt = str | Tensor  # a text, or its embeddings (rows, width)
+Prompts = str | Sequence[str] | Tensor  # a text, or one for each sample; or embeddings ([B,] rows, width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,21 @@ class Request:
 
     `image` (H, W, 3) or `video` (T, H, W, 3) of uint8 is what it begins with. `prompt_at` gives other prompts from the
     start of a chunk on. `latents` (F, C, rows, cols) is the noise to start from, instead of that of the seed.
+
+    A list of prompts, or embeddings with one more dimension in front, is a batch of videos that are made together:
+    sample b has seed + b, or the b-th of several seeds. Pictures, clips and noise are then one for all, or have one
+    more dimension too.
     """
 
-    prompt: str | None = None
-    prompt_embeds: Tensor | None = None  # (rows, width), instead of a prompt
-    prompt_at: Mapping[int, Prompt] = field(default_factory=dict)
+    prompt: str | Sequence[str] | None = None
+    prompt_embeds: Tensor | None = None  # ([B,] rows, width), instead of a prompt
+    prompt_at: Mapping[int, Prompts] = field(default_factory=dict)
     num_frames: int | None = None
     height: int | None = None  # of the frames; None: as the model was trained
     width: int | None = None
     preset: str | Path | Preset = "diagonal-distillation"  # a name, or a YAML file of the Self-Forcing family
     schedule: str | None = None  # instead of the preset's, such as 4322222
-    seed: int = 0
+    seed: int | Sequence[int] = 0
     generator: torch.Generator | None = None  # draws the seed, if given
     latents: Tensor | None = None
     image: VideoArray | None = None
@@ -55,15 +59,45 @@ class Request:
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.prompt_embeds is None):
             raise ValueError("a prompt, or its embeddings (prompt_embeds), must be given: one of the two")
-        for text in (self.prompt, *self.prompt_at.values()):
-            if isinstance(text, str):
+        for prompts in (self.prompt, *self.prompt_at.values()):
+            for text in texts(prompts):
                 check_prompt(text)
+        if self.prompt is not None and not texts(self.prompt):
+            raise ValueError("an empty list of prompts given; a batch has at least one")
+        sizes = {chunk: batch_of(prompts) for chunk, prompts in self.prompt_at.items()}
+        other = next((chunk for chunk, size in sizes.items() if size not in (None, self.batch)), None)
+        if other is not None:
+            raise ValueError(f"{sizes[other]} prompts given at chunk {other} for {self.batch or 1} videos")
         if self.image is not None and self.video is not None:
             raise ValueError("image and video both say what to begin with; give one")
         if self.decoder not in DECODERS:
             raise ValueError(f"decoder {self.decoder!r} is not known; known: {', '.join(DECODERS)}")
-        if not 0 <= self.seed < 2**63:
+        self.seeds()  # or they are refused here
+
+    @property
+    def batch(self) -> int | None:
+        """Videos that are made together; None: one, which is no batch."""
+        prompts = self.prompt if self.prompt is not None else self.prompt_embeds
+        assert prompts is not None
+        return batch_of(prompts)
+
+    def seeds(self) -> tuple[int, ...]:
+        """The seed of each sample, as they were given."""
+        batch = self.batch or 1
+        seeds = tuple(range(self.seed, self.seed + batch)) if isinstance(self.seed, int) else tuple(self.seed)
+        if len(seeds) != batch:
+            raise ValueError(f"{len(seeds)} seeds given for {batch} prompts")
+        if not all(0 <= seed < 2**63 for seed in seeds):
             raise ValueError(f"seed {self.seed} given; a seed is a whole number from 0 to 2^63 - 1")
+        return seeds
+
+    def draw_seeds(self) -> tuple[int, ...]:
+        """The seed of each sample: drawn by the generator, which moves on, or the given ones."""
+        if self.generator is None:
+            return self.seeds()
+        count, device = self.batch or 1, self.generator.device
+        drawn = [torch.randint(2**62, (), generator=self.generator, device=device) for _ in range(count)]
+        return tuple(int(seed) for seed in drawn)
 
     def how(self) -> Preset:
         """The preset with all that this request changes in it."""
@@ -101,11 +135,19 @@ class Request:
         """Height and width of the frames, of a model that usually makes those of `usual`."""
         return self.height or usual[0], self.width or usual[1]
 
-    def draw_seed(self) -> int:
-        """The seed: of the generator, which moves on, or the given one."""
-        if self.generator is None:
-            return self.seed
-        return int(torch.randint(2**62, (), generator=self.generator, device=self.generator.device))
+
+def batch_of(prompts: Prompts) -> int | None:
+    """How many samples prompts are for; None: one that is no batch, or the same for all."""
+    if isinstance(prompts, Tensor):
+        return len(prompts) if prompts.ndim == 3 else None
+    return None if isinstance(prompts, str) else len(prompts)
+
+
+def texts(prompts: Prompts | None) -> list[str]:
+    """The texts among prompts."""
+    if prompts is None or isinstance(prompts, Tensor):
+        return []
+    return [prompts] if isinstance(prompts, str) else list(prompts)
 
 
 def check_prompt(text: str) -> None:

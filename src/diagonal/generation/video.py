@@ -1,15 +1,15 @@
 """Where diffusion models are wired together: a transformer, its VAE and its text encoder, under a request.
 
     model = load("wan/1.3b", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", device="cuda", dtype=torch.bfloat16)
-    for chunk in model.stream("a cat on a skateboard", num_frames=81, schedule="4322222"): ...
+    for piece in model.stream("a cat on a skateboard", num_frames=81, schedule="4322222"): ...
 
-`stream` gives a session that yields chunks of frames as they are ready; `generate` collects them. `pipeline` does the
-same for models of tokens.
+`stream` gives a session that yields pieces, chunks of frames, as they are ready; `generate` collects them. `world` does
+the same for models of tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,20 @@ from diagonal.catalog.variants import DiffusionVariant
 from diagonal.checkpoints.quantize import VIDEO_KINDS, quantize_blocks
 from diagonal.checkpoints.quantize import check as check_kind
 from diagonal.engine.chunks.bidirectional import sample_whole, unipc
-from diagonal.engine.chunks.cache import Window, WindowCache
-from diagonal.engine.chunks.denoise import Chunk, Gaussian, Settings, Text, denoise
-from diagonal.engine.chunks.graphs import Captured
+from diagonal.engine.chunks.cache import WindowCache
+from diagonal.engine.chunks.denoise import Chunk, Gaussian, Text, denoise
+from diagonal.engine.chunks.graphs import ChunkGraphs
+from diagonal.engine.chunks.protocols import DiffusionModel
+from diagonal.engine.chunks.rollout import cache_of, frame_tokens, settings_of, window_of
+from diagonal.engine.warm import Warm
+from diagonal.generation.chunk_session import DECODED, ChunkSession, ChunkSource, Decoder
 from diagonal.generation.components import NONE, VAE, VAE_FILE, Parts, Weights, published, untrained
 from diagonal.generation.devices import check_device, kernels_last
-from diagonal.generation.request import Prompt, Request, latent_frames, latent_size
-from diagonal.generation.session import PIECE, Pixels, Prompts, Session, Source, VideoClip
+from diagonal.generation.prompts import PromptTrack
+from diagonal.generation.request import Prompts, Request, latent_frames, latent_size, texts
+from diagonal.generation.session import Clip, collect
 from diagonal.media.video import VideoArray
-from diagonal.planning.denoising.noise import FlowTable
+from diagonal.planning.denoising import calls
 from diagonal.planning.presets import Preset
 from diagonal.text.encoders import embed
 
@@ -46,7 +51,7 @@ class VideoModel:
         self.name, self.variant, self.weights, self.encoder = name, variant, weights, parts.encoder
         # Modules have the protocols DiffusionModel and VideoCodec; torch's own typing cannot say so.
         self.model, self.vae, self.preview = parts.transformer, parts.vae, parts.preview
-        self._idle: list[tuple[WindowCache, Captured]] = []  # of the last video, on a GPU
+        self.warm = Warm[tuple[WindowCache, DiffusionModel]]()  # of the last video, on a GPU
         self.quantized: str | None = None  # of quantize.VIDEO_KINDS
 
     @property
@@ -60,22 +65,24 @@ class VideoModel:
         check_kind(kind, VIDEO_KINDS)
         if not self.quantized:
             quantize_blocks(self.model)
-            self.quantized, self._idle = kind, []
+            self.quantized = kind
+            self.warm.clear()
         return self
 
     def stream(
         self,
-        prompt: str | Request,
+        prompt: str | Sequence[str] | Request,
         *,
         num_frames: int | None = None,
         preset: str | Path | Preset | None = None,
         schedule: str | None = None,
-        seed: int | None = None,
+        seed: int | Sequence[int] | None = None,
         decoder: str | None = None,
-    ) -> Session:
-        """Begin a video: a session that yields chunks of frames as soon as they are ready.
+    ) -> ChunkSession:
+        """Begin a video: a session that yields its pieces, chunks of frames, as soon as they are ready.
 
-        A `Request` in place of the prompt says all that can be said; what is given beside it counts more.
+        A list of prompts makes a batch of videos. A `Request` in place of the prompt says all that can be said; what is
+        given beside it counts more.
         """
         given = {"num_frames": num_frames, "preset": preset, "schedule": schedule, "seed": seed, "decoder": decoder}
         request = _request(prompt, given)
@@ -84,41 +91,39 @@ class VideoModel:
         size = latent_size(height, width, config.patch, self.variant.config.patch)
         known = self._given(request)
         frames = self._frames(request, how, known)
-        pixels = Pixels(codec, (height, width), self.device)
+        pixels = Decoder(codec, (height, width), self.device, request.batch is not None)
         planned = {0: request.prompt if request.prompt is not None else request.prompt_embeds, **request.prompt_at}
-        prompts = Prompts({chunk: one for chunk, one in planned.items() if one is not None}, self._embed)
-        shape = (1, frames, self.variant.config.channels, *size)
+        prompts = PromptTrack({chunk: one for chunk, one in planned.items() if one is not None}, self._embed)
+        shape = (request.batch or 1, frames, self.variant.config.channels, *size)
         make = self._chunked if how.chunk_frames is not None else self._whole
-        return Session(make(request, how, known, shape), prompts, pixels, request.num_frames)
+        session = ChunkSession(make(request, how, known, shape), prompts, pixels, request.num_frames)
+        session.given = 0 if known is None else 1 + (known.shape[1] - 1) * config.stride
+        return session
 
     def generate(
         self,
-        prompt: str | Request,
+        prompt: str | Sequence[str] | Request,
         *,
         num_frames: int | None = None,
         preset: str | Path | Preset | None = None,
         schedule: str | None = None,
-        seed: int | None = None,
+        seed: int | Sequence[int] | None = None,
         output_type: str = "np",
-    ) -> VideoClip:
+    ) -> Clip:
         """The whole video at once; the arguments are those of `stream`, but without `num_frames` it is as long as the
-        model's videos usually are. `output_type`: frames as an array (T, H, W, 3) ('np'), as a tensor (T, C, H, W)
-        ('pt'), both uint8, or the latents in their place ('latent')."""
+        model's videos usually are. `output_type`: frames as an array ([B,] T, H, W, 3) ('np'), as a tensor ([B,] T, C,
+        H, W) ('pt'), both uint8, or the latents in their place ('latent')."""
         if output_type not in OUTPUTS:
             raise ValueError(f"output_type {output_type!r} is not known; known: {', '.join(OUTPUTS)}")
         given = {"num_frames": num_frames, "preset": preset, "schedule": schedule, "seed": seed}
         request = _request(prompt, given | ({"decoder": NONE} if output_type == "latent" else {}))
         if request.num_frames is None:
             request = replace(request, num_frames=self.variant.frames)
-        made = list(self.stream(request))
-        latents = torch.cat([chunk.latents for chunk in made])
-        frames = np.concatenate([chunk.frames for chunk in made])
-        forwards = sum(chunk.forwards for chunk in made)
+        clip = collect(self.stream(request), request.batch is not None)
         if output_type == "np":
-            return VideoClip(frames, latents, forwards)
-        return VideoClip(
-            latents if output_type == "latent" else torch.from_numpy(frames).permute(0, 3, 1, 2), latents, forwards
-        )
+            return clip
+        frames = clip.code if output_type == "latent" else torch.as_tensor(clip.frames).movedim(-1, -3)
+        return replace(clip, frames=frames)
 
     def save_pretrained(
         self,
@@ -151,23 +156,26 @@ class VideoModel:
         return codec
 
     def _given(self, request: Request) -> Tensor | None:
-        """Latents (1, F, C, rows, cols) of the picture or clip that the video begins with."""
-        clip = request.image[None] if request.image is not None else request.video
+        """Latents (B, F, C, rows, cols) of the picture or clip that the video begins with."""
+        clip = request.image[..., None, :, :, :] if request.image is not None else request.video
         if clip is None:
             return None
-        self._check_clip(clip, *request.size(self.variant.size))
+        self._check_clip(clip, *request.size(self.variant.size), request.batch)
         vae, state = self._codec(VAE), dict[str, Tensor]()
-        frames_BTCHW = torch.from_numpy(np.ascontiguousarray(clip)).to(self.device).permute(0, 3, 1, 2)[None]
-        later = frames_BTCHW[:, 1:].split(PIECE * vae.stride, dim=1) if len(clip) > 1 else ()
-        return torch.cat([vae.encode(part, state) for part in (frames_BTCHW[:, :1], *later)], dim=1).float()
+        frames = torch.from_numpy(np.ascontiguousarray(clip)).to(self.device).movedim(-1, -3)
+        frames_BTCHW = frames if frames.ndim == 5 else frames[None]
+        later = frames_BTCHW[:, 1:].split(DECODED * vae.stride, dim=1) if frames_BTCHW.shape[1] > 1 else ()
+        latents = torch.cat([vae.encode(part, state) for part in (frames_BTCHW[:, :1], *later)], dim=1).float()
+        return latents.expand(request.batch or 1, -1, -1, -1, -1)
 
-    def _check_clip(self, clip: VideoArray, height: int, width: int) -> None:
-        if clip.dtype != np.uint8 or clip.ndim != 4 or clip.shape[1:] != (height, width, 3):
+    def _check_clip(self, clip: VideoArray, height: int, width: int, batch: int | None) -> None:
+        fits = clip.ndim == 4 or (clip.ndim == 5 and len(clip) == batch)
+        if clip.dtype != np.uint8 or not fits or clip.shape[-3:] != (height, width, 3):
             raise ValueError(
                 f"frames of {clip.dtype} and shape {clip.shape} given to begin with; uint8 RGB of height {height} and "
                 f"width {width} is needed. Resize them: diagonal.media.video.resize or cover, --resize or --crop"
             )
-        stride, count = self.vae.stride if self.vae is not None else 1, len(clip)
+        stride, count = self.vae.stride if self.vae is not None else 1, clip.shape[-4]
         if not count or (count - 1) % stride:
             below = max(1, 1 + (count - 1) // stride * stride)
             raise ValueError(
@@ -189,98 +197,95 @@ class VideoModel:
             )
         return frames
 
-    def _embed(self, prompts: list[Prompt]) -> list[Tensor]:
-        """Embeddings (1, rows, width) of each, as tensors of their own."""
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        encoded = iter(embed(texts, self.encoder, device=self.device).split(1) if texts else ())
-        return [next(encoded).clone() if isinstance(one, str) else self._checked(one) for one in prompts]
+    def _embed(self, prompts: list[Prompts]) -> list[Tensor]:
+        """Embeddings (1 or B, rows, width) of each, as tensors of their own."""
+        said = [text for one in prompts for text in texts(one)]
+        encoded = embed(said, self.encoder, device=self.device) if said else torch.empty(0)
+        found, start = [], 0
+        for one in prompts:
+            count = len(texts(one))
+            found.append(self._checked(one) if isinstance(one, Tensor) else encoded[start : start + count].clone())
+            start += count
+        return found
 
     def _checked(self, rows: Tensor) -> Tensor:
         config = self.variant.config
         shape, rows = tuple(rows.shape), rows[None] if rows.ndim == 2 else rows
-        fits = rows.ndim == 3 and len(rows) == 1 and rows.shape[2] == config.text_dim
+        fits = rows.ndim == 3 and len(rows) and rows.shape[2] == config.text_dim
         if not fits or not 1 <= rows.shape[1] <= config.text_length:
             raise ValueError(
                 f"prompt_embeds of shape {shape} given; {self.name} takes (rows, {config.text_dim}) with 1 to "
-                f"{config.text_length} rows"
+                f"{config.text_length} rows, or one of these for each sample of a batch"
             )
         return rows.to(self.device, copy=True)
 
-    def _chunked(self, request: Request, how: Preset, known: Tensor | None, shape: tuple[Any, ...]) -> Source:
+    def _chunked(self, request: Request, how: Preset, known: Tensor | None, shape: tuple[Any, ...]) -> ChunkSource:
         """A causal video. `shape` is that of all latents; None in it: without end."""
-        _, frames, channels, *size = shape
+        batch, frames, channels, *size = shape
         chunk_frames, given = how.chunk_frames or 1, 0 if known is None else known.shape[1]
-        noise: Any = Gaussian((request.draw_seed(),), self.device)
+        noise: Any = Gaussian(request.draw_seeds(), self.device)
         if request.latents is not None:
-            noise = _Start(self._noise(request.latents, (1, frames and frames - given, channels, *size)), noise)
-        settings = Settings(
-            how.schedule,
-            FlowTable(how.shift).sigma,
-            noise,
-            (size[0], size[1]),
-            chunk_frames,
-            keep_sink=request.keep_sink,
-        )
+            noise = _Start(self._noise(request, (batch, frames and frames - given, channels, *size)), noise)
+        settings = replace(settings_of(how, noise, size), keep_sink=request.keep_sink)
+        fed = -(-given // chunk_frames)  # calls that feed what the video begins with
 
         def chunks(text: Text) -> Iterator[Chunk]:
-            cache = self._cache(how, frames, size)
-            model = self._captured(cache) if request.capture and self.device.type == "cuda" else self.model
+            kind, (cache, model) = self._cache(how, shape, request.capture and self.device.type == "cuda")
             try:
                 yield from denoise(model, cache, settings, text, frames, known)
             finally:
-                self._idle = [(cache, model)] if isinstance(model, Captured) else []
+                if isinstance(model, ChunkGraphs):
+                    self.warm.give(kind, (cache, model))
 
-        def forwards(chunk: Chunk) -> int:
-            calls = len(how.schedule.levels(chunk.index)) + (how.schedule.context_level(chunk.index) is not None)
-            return calls + chunk.changed + (0 if chunk.index else -(-given // chunk_frames))
+        def made(chunk: Chunk) -> int:
+            return calls(how.schedule, chunk.index) + chunk.changed + (0 if chunk.index else fed)
 
-        return Source(chunks, forwards, known)
+        whole = None if frames is None else range((frames - given) // chunk_frames)
+        total = None if whole is None else fed + sum(calls(how.schedule, index) for index in whole)
+        return ChunkSource(chunks, made, total, known)
 
-    def _cache(self, how: Preset, frames: int | None, size: Sequence[int]) -> WindowCache:
-        rolls = how.window_frames is not None and (frames is None or frames > how.window_frames)
-        if rolls:
-            assert how.window_frames is not None
-            window = Window(how.window_frames, how.sink_frames, how.relative_rope)
-        else:
-            assert frames is not None
-            window = Window(frames)  # nothing ever leaves it
-        side = self.variant.config.patch
+    def _cache(
+        self, how: Preset, shape: tuple[Any, ...], capture: bool
+    ) -> tuple[Hashable, tuple[WindowCache, DiffusionModel]]:
+        """A cache, and the model with its calls on it, captured if asked for: those of the last video, if they fit."""
+        batch, frames, _, *size = shape
+        window = window_of(how, frames)
         # On a CPU attention is quicker in float32, whatever the weights are.
         dtype = torch.float32 if self.device.type == "cpu" else next(self.model.parameters()).dtype
-        tokens = (size[0] // side) * (size[1] // side)
-        for kept, _ in self._idle:
-            if (kept.window, kept.frame_tokens, kept.k.dtype) == (window, tokens, dtype):
-                return kept
-        self._idle = []  # its memory, before more is asked for
-        return WindowCache(self.model.cache_spec, window, tokens, 1, self.device, dtype)
+        kind = (window, frame_tokens(self.model, size), batch, dtype)
 
-    def _captured(self, cache: WindowCache) -> Captured:
-        """The model with its calls on a cache recorded: those of the last video, if they were on the same."""
-        kept = [model for used, model in self._idle if used is cache]
-        self._idle = []  # out while it is used: another video gets another cache
-        return kept[0] if kept else Captured(self.model, cache)
+        def make() -> tuple[WindowCache, DiffusionModel]:
+            cache = cache_of(self.model, window, size, batch, self.device, dtype)
+            return cache, ChunkGraphs(self.model, cache) if capture else self.model
 
-    def _whole(self, request: Request, how: Preset, known: Tensor | None, shape: tuple[Any, ...]) -> Source:
-        """All frames at once, with guidance; then handed on in pieces."""
+        return (kind, self.warm.take(kind, make)) if capture else (kind, make())
+
+    def _whole(self, request: Request, how: Preset, known: Tensor | None, shape: tuple[Any, ...]) -> ChunkSource:
+        """All frames at once, with guidance; then handed on a few at a time."""
         steps = len(how.schedule.levels(0))
-        noise = Gaussian((request.draw_seed(),), self.device)(0, 0, shape)
+        noise = Gaussian(request.draw_seeds(), self.device)(0, 0, shape)
         if request.latents is not None:
-            noise = self._noise(request.latents, shape)
+            noise = self._noise(request, shape)
         (negative,) = self._embed([request.negative_prompt or ""])
 
         def chunks(text: Text) -> Iterator[Chunk]:
             solver = unipc(steps, how.shift, self.device)
             latents = sample_whole(self.model, solver, text(0), negative, how.guidance_scale, noise)
-            for index, part in enumerate(latents.split(PIECE, dim=1)):
-                yield Chunk(index, PIECE * index, part, changed=False)
+            for index, part in enumerate(latents.split(DECODED, dim=1)):
+                yield Chunk(index, DECODED * index, part, changed=False)
 
-        return Source(chunks, lambda chunk: 0 if chunk.index else 2 * steps, changeable=False)
+        total = 2 * steps  # with the prompt and without
+        return ChunkSource(chunks, lambda chunk: 0 if chunk.index else total, total, changeable=False)
 
-    def _noise(self, latents_FCHW: Tensor, shape: tuple[Any, ...]) -> Tensor:
-        if latents_FCHW.shape != shape[1:]:
+    def _noise(self, request: Request, shape: tuple[Any, ...]) -> Tensor:
+        """The latents that a request starts from, (B, F, C, rows, cols): one for all, or one each."""
+        given = request.latents
+        assert given is not None
+        latents = given if given.ndim == 5 else given[None]
+        if latents.shape[1:] != shape[1:] or (given.ndim == 5 and len(given) != request.batch):
             wanted = "a video without end, which takes none" if shape[1] is None else f"{shape[1:]} is needed"
-            raise ValueError(f"latents of shape {tuple(latents_FCHW.shape)} given to start from; {wanted}")
-        return latents_FCHW[None].to(self.device, torch.float32)
+            raise ValueError(f"latents of shape {tuple(given.shape)} given to start from; {wanted}")
+        return latents.to(self.device, torch.float32).expand(*shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +299,7 @@ class _Start:
         return self.then(chunk, step, shape) if step else self.first_BFCHW[:, chunk * shape[1] :][:, : shape[1]]
 
 
-def _request(prompt: str | Request, given: dict[str, Any]) -> Request:
+def _request(prompt: str | Sequence[str] | Request, given: dict[str, Any]) -> Request:
     """A request with what is given beside it."""
     chosen = {key: value for key, value in given.items() if value is not None}
     return replace(prompt, **chosen) if isinstance(prompt, Request) else Request(prompt=prompt, **chosen)

@@ -1,9 +1,9 @@
 """Where everything is wired together: a world is a model, its tokenizer and its actions.
 
     world = load("mcar/700m", weights="700M_16f.ckpt")
-    for frame in world.stream(prompt, actions, schedule="diagonal:k=1"): ...
+    for piece in world.stream(prompt, actions, schedule="diagonal:k=1"): ...
 
-`stream` yields frames as they complete; `generate` collects them.
+`stream` yields pieces, frames with their tokens, as they complete; `generate` collects them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from diagonal.catalog.variants import DiffusionVariant, Variant
 from diagonal.checkpoints.quantize import quantize as quantize_model
 from diagonal.engine.sampler import Sampler, generators
 from diagonal.engine.tokens.decode import Video, plans, spans
-from diagonal.engine.tokens.runner import Runners
+from diagonal.engine.tokens.runner import Runner
+from diagonal.engine.warm import Warm
 from diagonal.generation import video as diffusion
 from diagonal.generation.components import Weights
 from diagonal.generation.devices import check_device as check_device
 from diagonal.generation.devices import find_dtype as find_dtype
 from diagonal.generation.devices import kernels_last
-from diagonal.generation.stream import Clip, Stream
+from diagonal.generation.session import Clip, collect
+from diagonal.generation.token_session import TokenSession
 from diagonal.generation.video import VideoModel
 from diagonal.media.video import VideoArray
 from diagonal.planning.decoding import Schedule
@@ -60,7 +62,7 @@ class World:
             self.model: Any = variant.config.build()
             self.tokenizer: Any = tokenizer.build()
         self.quantized: str | None = None  # of quantize.KINDS
-        self.runners = Runners()
+        self.warm = Warm[Runner]()
         self.runner: Any = self.model  # what the engine calls: the model, or the model under a text
         self.actions = cast(ActionSpace, importlib.import_module(f"diagonal.worlds.{variant.actions}"))
 
@@ -116,7 +118,7 @@ class World:
         if not self.quantized:
             quantize_model(self.model, kind)
             self.model.eval().requires_grad_(False)
-            self.quantized, self.runners = kind, Runners()
+            self.quantized, self.warm = kind, Warm[Runner]()
         return self
 
     def compile_tokenizer(self) -> None:
@@ -133,7 +135,7 @@ class World:
         schedule: str | Schedule | Order = "diagonal:k=1",
         sampling: Sampling | None = None,
         seed: int | Sequence[int] = 0,
-    ) -> Stream:
+    ) -> TokenSession:
         """Continue `prompt`: uint8 frames (T, H, W, 3), one picture (H, W, 3), or token ids (T, rows, cols).
 
         `actions` has one action per frame but the last: those between prompt frames first, then one that leads
@@ -166,7 +168,7 @@ class World:
         # On a CPU attention is quicker in float32, whatever the weights are.
         dtype = torch.float32 if units.device.type == "cpu" else next(self.model.parameters()).dtype
         video = Video(layout, prefix, units)
-        return Stream(self.runner, self.tokenizer, video, known, paired, sampler, batched, dtype, self.runners)
+        return TokenSession(self.runner, self.tokenizer, video, known, paired, sampler, batched, dtype, self.warm)
 
     def generate(
         self,
@@ -180,11 +182,7 @@ class World:
     ) -> Clip:
         """The whole clip at once; the arguments are those of `stream`."""
         stream = self.stream(prompt, actions, frames=frames, schedule=schedule, sampling=sampling, seed=seed)
-        made = list(stream)
-        axis = 1 if stream.batched else 0
-        pixels = np.stack([frame.pixels for frame in made], axis=axis)
-        tokens = [frame.tokens for frame in made[:: self.tokenizer.stride]]
-        return Clip(pixels, torch.stack(tokens, dim=axis), stream.steps)
+        return collect(stream, stream.batched)
 
     def encode(self, prompt: VideoArray | Tensor) -> tuple[Tensor, bool]:
         """Token ids (B, frames, rows, cols) of a prompt, and whether it came as a batch."""

@@ -303,7 +303,7 @@ class Cosmos(nn.Module):
         return Guided(self, self.context(text_BLC))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # equal is who is the same: tensors cannot be compared like that
 class Guided:
     """A model with the keys and values of its text, computed once for all steps."""
 

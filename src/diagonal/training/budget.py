@@ -25,6 +25,7 @@ from torch import nn
 
 from diagonal.catalog.variants import DiffusionVariant
 from diagonal.engine.protocols import CacheSpec
+from diagonal.planning.denoising import calls
 from diagonal.training.latents.methods import DIFFUSION, Distillation
 
 GB = 10**9
@@ -166,10 +167,10 @@ def _rollout(method: Distillation, frame_tokens: int, sizes: _Sizes) -> tuple[fl
     last, rolled, taught = method.longest // size, 0.0, 0.0
     for chunk in range(last):
         call = sizes.forward(size * frame_tokens, _seen(method, chunk) * frame_tokens)
-        steps, context = len(method.preset.schedule.levels(chunk)), method.preset.schedule.context_level(chunk)
+        whole, steps = calls(method.preset.schedule, chunk), len(method.preset.schedule.levels(chunk))
         if chunk < last - method.scored // size:
-            rolled += call * (steps + (context is not None))
+            rolled += call * whole
         else:
-            extra = 1.0 if context is not None else 1 - 1 / steps
+            extra = 1.0 if whole > steps else 1 - 1 / steps
             rolled, taught = rolled + call * ((steps + 1) / 2 + extra), taught + call
     return rolled, taught

@@ -27,7 +27,7 @@ from diagonal.engine.protocols import CacheSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class WindowSpec:
     """Latent frames that a chunk sees, itself included: the first `sink` of the video and the newest others."""
 
     frames: int
@@ -48,7 +48,7 @@ class WindowCache:
     def __init__(
         self,
         spec: CacheSpec,
-        window: Window,
+        window: WindowSpec,
         frame_tokens: int,
         batch: int,
         device: torch.device,

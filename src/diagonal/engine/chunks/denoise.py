@@ -67,7 +67,7 @@ class Gradient:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DenoiseSettings:
     """How a video is denoised. `sigma` gives the share of noise at a timestep."""
 
     schedule: ChunkSchedule
@@ -96,7 +96,7 @@ Text = Callable[[int], Tensor]  # the prompt's embeddings (B or 1, rows, width) 
 def denoise(
     model: DiffusionModel,
     cache: WindowCache,
-    settings: Settings,
+    settings: DenoiseSettings,
     text: Text,
     frames: int | None = None,
     given_BFCHW: Tensor | None = None,
@@ -144,7 +144,7 @@ class _Run:
 
     model: DiffusionModel
     cache: WindowCache
-    settings: Settings
+    settings: DenoiseSettings
     end: int = 0  # latent frames done
     text: TextKV = ()
     newest: list[Tensor] = field(default_factory=list)  # one (B, 1, C, H, W) per frame, at most a window

@@ -36,7 +36,7 @@ class _Inputs:
 
 
 @dataclass
-class Captured:
+class ChunkGraphs:
     """A model with its calls on one cache recorded. The cache must be on a GPU."""
 
     model: DiffusionModel

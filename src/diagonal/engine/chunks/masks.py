@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 from diagonal.engine.attention import Dense, Flex
-from diagonal.engine.chunks.cache import Window
+from diagonal.engine.chunks.cache import WindowSpec
 
 
-def block_causal(frames: int, chunk: int, window: Window | None = None) -> Tensor:
+def block_causal(frames: int, chunk: int, window: WindowSpec | None = None) -> Tensor:
     """A frame sees its own chunk and all before it; with a window, only what a `WindowCache` would hold then."""
     index = torch.arange(frames)
     end = ((index // chunk + 1) * chunk)[:, None]

@@ -6,7 +6,7 @@ same with captured graphs. `make_runner` chooses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from diagonal.engine.kernels import usable
 from diagonal.engine.sampler import Sampler
 from diagonal.engine.tokens.cache import CacheStep, KVCache
 from diagonal.engine.tokens.protocols import TokenModel
+from diagonal.engine.warm import Warm
 from diagonal.planning.plan import NONE, Plan
 from diagonal.planning.sampling import Sampling
 
@@ -99,8 +100,9 @@ def make_runner(model: TokenModel, cache: KVCache, sampler: Sampler) -> Runner:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a runner is made for, apart from its model."""
+    """What a runner is made for."""
 
+    model: TokenModel
     batch: int
     length: int
     device: torch.device
@@ -108,26 +110,13 @@ class Kind:
     sampling: Sampling
 
 
-@dataclass(slots=True)
-class Runners:
-    """Keeps the newest lasting runner for the next video of its kind: capturing steps takes longer than running them,
-    and so a world that is asked again answers at once. A runner is out while it is used, so videos may be interleaved.
-    """
+def take_runner(warm: Warm[Runner], kind: Kind, sampler: Sampler) -> Runner:
+    """A runner with its cache: the one that was kept, if it fits, or a new one."""
 
-    _idle: list[tuple[TokenModel, Kind, Runner]] = field(default_factory=list)
+    def make() -> Runner:
+        cache = KVCache(kind.model.cache_spec, kind.batch, kind.length, kind.device, kind.dtype)
+        return make_runner(kind.model, cache, sampler)
 
-    def take(self, model: TokenModel, kind: Kind, sampler: Sampler) -> Runner:
-        """A runner with its cache: the idle one, if it fits, or a new one."""
-        while self._idle:
-            known, made_for, runner = self._idle.pop()
-            if known is model and made_for == kind:
-                runner.adopt(sampler)
-                return runner
-            del runner  # its cache too, before a new one is made
-        cache = KVCache(model.cache_spec, kind.batch, kind.length, kind.device, kind.dtype)
-        return make_runner(model, cache, sampler)
-
-    def give(self, model: TokenModel, kind: Kind, runner: Runner) -> None:
-        """Hand a runner back after its video."""
-        if runner.lasting:
-            self._idle[:] = [(model, kind, runner)]
+    runner = warm.take(kind, make)
+    runner.adopt(sampler)
+    return runner

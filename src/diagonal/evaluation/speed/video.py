@@ -19,7 +19,7 @@ from torch import Tensor
 from diagonal.catalog.names import find
 from diagonal.engine.chunks.denoise import Gaussian
 from diagonal.evaluation.speed.machine import Clock, describe
-from diagonal.generation.request import Request, latent_frames, latent_size
+from diagonal.generation.request import Request, latent_frames, latent_size, texts
 from diagonal.generation.video import VideoModel
 from diagonal.planning.denoising import spec
 from diagonal.planning.presets import Preset
@@ -65,7 +65,7 @@ def measure(model: VideoModel, settings: Settings, on_run: Callable[[], object] 
     latents, began = replace(request, decoder="none"), time.perf_counter()
     runs = []
     for index in range(settings.warmup + settings.repeat):
-        runs.append([(chunk.denoise_seconds, chunk.forwards) for chunk in model.stream(latents)])
+        runs.append([(piece.model_seconds, piece.calls) for piece in model.stream(latents)])
         on_run()
         if index == 0:
             warmup_s = time.perf_counter() - began
@@ -155,7 +155,7 @@ def _text_rows(model: VideoModel, request: Request) -> int:
     """Rows of the prompt without its padding, as the model counts them."""
     text = request.prompt_embeds
     if text is None:
-        text = embed([request.prompt or ""], model.encoder, device=model.device)
+        text = embed(texts(request.prompt), model.encoder, device=model.device)
     _, _, rows_B = model.model.embed_text(text if text.ndim == 3 else text[None])[0]
     return int(rows_B)
 

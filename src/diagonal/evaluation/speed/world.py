@@ -20,7 +20,7 @@ from torch import Tensor
 from diagonal.engine.tokens.decode import Span
 from diagonal.evaluation.speed.floor import FloatArray, Traffic, step_bytes
 from diagonal.evaluation.speed.machine import Clock, bandwidth, describe
-from diagonal.generation.stream import Stream
+from diagonal.generation.token_session import TokenSession
 from diagonal.generation.world import World
 from diagonal.planning.plan import NONE, Order, Plan
 from diagonal.text.encoders import ENCODERS
@@ -90,7 +90,7 @@ def measure(
     """The numbers of each case, as JSON takes them. `on_run` is called after every run of a case."""
     device = next(cases[0].world.model.parameters()).device
     for case in cases:
-        if decoding(case, settings).steps < 2:
+        if decoding(case, settings).calls < 2:
             raise ValueError(f"{case.order} decodes all in its first step; measure more frames, or another schedule")
     cases = [Case(with_text(case.world), case.order) for case in cases]
     speed = bandwidth(device)
@@ -115,7 +115,7 @@ def _text_rows(world: World) -> int:
     return ENCODERS[world.variant.text].length if world.variant.text else 0
 
 
-def decoding(case: Case, settings: Settings) -> Stream:
+def decoding(case: Case, settings: Settings) -> TokenSession:
     """The decoding of a case, after a prompt of random ids."""
     world = case.world
     usual = 1 + (world.variant.prompt_frames - 1) // int(world.tokenizer.stride)
@@ -155,7 +155,7 @@ def _run(case: Case, settings: Settings) -> Run:
     stream.windows = cut(stream.windows, settings.steps)
     device = stream.video.units_BTU.device
     clock, marks = Clock(device), list[Any]()
-    stream.on_step = lambda: marks.append(clock.mark())
+    stream.on_call = lambda: marks.append(clock.mark())
     if clock.cuda:
         torch.cuda.reset_peak_memory_stats(device)
     frames, first = stream.token_frames(), None
@@ -174,7 +174,7 @@ def _streamed_ms(case: Case, settings: Settings) -> float:
     for _ in range(settings.warmup + settings.repeat):
         stream, marks = decoding(case, settings), list[Any]()
         clock = Clock(stream.video.units_BTU.device)
-        stream.on_step = lambda clock=clock, marks=marks: marks.append(clock.mark())  # type: ignore[misc]
+        stream.on_call = lambda clock=clock, marks=marks: marks.append(clock.mark())  # type: ignore[misc]
         for _frame in stream:
             pass
         times += clock.milliseconds([marks[0], clock.mark()])
@@ -217,13 +217,13 @@ def _numbers(case: Case, settings: Settings, runs: Sequence[Run], speed: float) 
         "sampling": asdict(stream.sampler.sampling),
         "known": stream.known,
         "frames": stream.frames,
-        "steps": stream.steps,
+        "steps": stream.calls,
         "measured_steps": step_ms.shape[1],
         "repeat": settings.repeat,
         "tokens_per_step": float(tokens.mean()),
         "max_tokens_per_step": int(tokens.max()),
     }
-    whole = step_ms.shape[1] == stream.steps - 1
+    whole = step_ms.shape[1] == stream.calls - 1
     streamed = _streamed_ms(case, settings) if whole and settings.tokenizer else None
     floor_ms = 1e3 * _floor_bytes(case, stream, settings).mean() / speed
     return (
@@ -241,7 +241,7 @@ def _numbers(case: Case, settings: Settings, runs: Sequence[Run], speed: float) 
     )
 
 
-def _floor_bytes(case: Case, stream: Stream, settings: Settings) -> FloatArray:
+def _floor_bytes(case: Case, stream: TokenSession, settings: Settings) -> FloatArray:
     """Bytes that each of the measured steps must read."""
     traffic = Traffic.of(case.world.model, stream.cache_dtype, len(stream.video.units_BTU))
     plans = [plan for _, plan in cut(stream.windows, settings.steps)]

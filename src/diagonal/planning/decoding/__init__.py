@@ -9,7 +9,7 @@ from __future__ import annotations
 import pkgutil
 from typing import Protocol, cast
 
-from diagonal.planning import notation as naming
+from diagonal.planning import notation
 from diagonal.planning.grid import Grid, IntArray
 
 
@@ -28,9 +28,9 @@ def names() -> list[str]:
 
 def parse(spec: str) -> Schedule:
     """The schedule named by `name` or `name:field=value,field=value`."""
-    return cast(Schedule, naming.parse(__name__, names(), spec))
+    return cast(Schedule, notation.parse(__name__, names(), spec))
 
 
 def spec(schedule: Schedule) -> str:
     """The text that `parse` turns into this schedule (fields that are off left out)."""
-    return naming.spec(schedule)
+    return notation.spec(schedule)

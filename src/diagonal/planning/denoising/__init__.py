@@ -1,6 +1,6 @@
 """Denoising schedules: each gives every chunk of a video the noise levels at which the model is called.
 
-A schedule's name is its module, as in schedules/decoding: `diagonal:steps=4322222,context=100` is the class `Diagonal`
+A schedule's name is its module, as in planning/decoding: `diagonal:steps=4322222,context=100` is the class `Diagonal`
 of `diagonal.py` with its fields. A string of digits alone is short for `diagonal:steps=...`. A new schedule is one new
 file here with one frozen dataclass named like the file, all of whose fields have defaults.
 """
@@ -11,7 +11,7 @@ import pkgutil
 import re
 from typing import Protocol, cast
 
-from diagonal.planning import notation as naming
+from diagonal.planning import notation
 
 DIGITS = re.compile("[0-9]+")
 
@@ -36,6 +36,11 @@ class ChunkSchedule(Protocol):
         ...
 
 
+def calls(schedule: ChunkSchedule, chunk: int) -> int:
+    """Model calls of a chunk: one at each level, and the one that writes the cache, where it is one more."""
+    return len(schedule.levels(chunk)) + (schedule.context_level(chunk) is not None)
+
+
 def names() -> list[str]:
     """All schedules that `parse` knows: every module here but the one that they share."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "noise")
@@ -44,12 +49,12 @@ def names() -> list[str]:
 def parse(spec: str) -> ChunkSchedule:
     """The schedule named by `name`, `name:field=value,field=value`, or by the digits of `diagonal:steps=digits`."""
     text = f"diagonal:steps={spec.strip()}" if is_steps(spec) else spec
-    return cast(ChunkSchedule, naming.parse(__name__, names(), text))
+    return cast(ChunkSchedule, notation.parse(__name__, names(), text))
 
 
 def spec(schedule: ChunkSchedule) -> str:
     """The text that `parse` turns into this schedule."""
-    return naming.spec(schedule)
+    return notation.spec(schedule)
 
 
 def is_steps(text: str) -> bool:

@@ -26,6 +26,7 @@ LEVEL = re.compile(r"t(?:[0-9]{1,4}(?:\.[0-9]{1,9})?)|[0-9]{1,4}")
 
 FloatArray = NDArray[np.float32]
 T = TypeVar("T")
+Line = TypeVar("Line", float, FloatArray, NDArray[np.float64])
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +113,19 @@ def check_descending(levels: Sequence[float], what: str) -> None:
         raise ValueError(f"{what} gives the timesteps {listed}; they must fall, from at most 1000, and stay above 0")
 
 
+def shifted(line: Line, shift: float) -> Line:
+    """The sigma at a place of the line from 1 (noise) to 0 (clean): s*l / (1 + (s - 1)*l)."""
+    sigma: Line = shift * line / (1 + (shift - 1) * line)
+    return sigma
+
+
 @functools.cache
 def _sigmas(shift: float, steps: int) -> FloatArray:
     # As PyTorch's linspace in single precision, to the bit: counted from both ends, and rounded once for each entry.
     count = np.arange(steps)
     width = float(np.float32(1) / np.float32(steps))
     line = np.where(count < steps // 2, 1 - width * count, width * (steps - count)).astype(np.float32)
-    sigmas: FloatArray = np.float32(shift) * line / (1 + np.float32(shift - 1) * line)
+    sigmas = shifted(line, shift)
     sigmas[0] = 1  # which the shift keeps; single precision may miss it
     sigmas.setflags(write=False)
     return sigmas

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diagonal.planning.denoising.noise import START, FlowTable
+from diagonal.planning.denoising.noise import START, FlowTable, shifted
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Teacher:
 
     def levels(self, chunk: int) -> tuple[float, ...]:
         line = np.linspace(1, 1 / START, self.steps + 1)[:-1]
-        return tuple((START * self.shift * line / (1 + (self.shift - 1) * line)).tolist())
+        return tuple((START * shifted(line, self.shift)).tolist())
 
     def context_level(self, chunk: int) -> float | None:
         return None

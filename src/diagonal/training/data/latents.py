@@ -24,6 +24,7 @@ from diagonal.engine.chunks.denoise import Gaussian
 from diagonal.engine.chunks.protocols import DiffusionModel
 from diagonal.generation.devices import sent
 from diagonal.media.files import atomic
+from diagonal.planning.denoising.noise import shifted
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +165,7 @@ class Solving:
 
     def sigmas(self) -> list[float]:
         line = np.linspace(1, 0, self.steps + 1)[:-1]
-        steps = self.shift * line / (1 + (self.shift - 1) * line)
-        return sorted({1.0, *steps.tolist(), *self.shares}, reverse=True)
+        return sorted({1.0, *shifted(line, self.shift).tolist(), *self.shares}, reverse=True)
 
 
 def record(

@@ -14,7 +14,7 @@ from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from diagonal.engine.chunks import masks as chunk_masks
-from diagonal.engine.chunks.cache import Window
+from diagonal.engine.chunks.cache import WindowSpec
 from diagonal.engine.chunks.protocols import Memory
 from diagonal.engine.chunks.split_kv import WIDE
 from diagonal.media.video import VideoArray
@@ -80,11 +80,6 @@ def seed_of(rng: np.random.Generator) -> int:
     return int(rng.integers(2**62))
 
 
-def shifted(line: float, shift: float) -> float:
-    """The share of noise at a place of the line from 0 (clean) to 1 (noise)."""
-    return shift * line / (1 + (shift - 1) * line)
-
-
 def noised(clean: Tensor, share: Tensor, noise: Tensor) -> Tensor:
     """x_t = (1 - s) x0 + s noise, with a share (B, F or 1) for each sample and frame."""
     share = share[..., None, None, None]
@@ -142,7 +137,7 @@ def chunk_memory(
     Of long videos the mask over tokens is never made (FlexAttention); by default that is so on a GPU.
     """
     assert preset.chunk_frames is not None
-    window = Window(preset.window_frames, preset.sink_frames) if preset.window_frames else None
+    window = WindowSpec(preset.window_frames, preset.sink_frames) if preset.window_frames else None
     mask = chunk_masks.block_causal(frames, preset.chunk_frames, window).to(device)
     if use_flex is None:
         use_flex = device.type == "cuda" and frames * tokens > LONG

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from diagonal.engine.attention import Full
 from diagonal.engine.chunks.bidirectional import velocity
-from diagonal.engine.chunks.cache import Window, WindowCache
-from diagonal.engine.chunks.denoise import Gaussian, Gradient, Noise, Settings, denoise
-from diagonal.engine.chunks.graphs import Captured
+from diagonal.engine.chunks.cache import WindowCache
+from diagonal.engine.chunks.denoise import Gaussian, Gradient, Noise, denoise
+from diagonal.engine.chunks.graphs import ChunkGraphs
 from diagonal.engine.chunks.protocols import DiffusionModel, TextKV
+from diagonal.engine.chunks.rollout import cache_of, frame_tokens, settings_of, window_of
 from diagonal.generation.devices import sent
-from diagonal.planning.denoising.noise import START, FlowTable
+from diagonal.planning.denoising.noise import START, shifted
 from diagonal.training.data.latents import Batch, Source, Trajectories
 from diagonal.training.latents import losses
 from diagonal.training.latents.diffusion import (
@@ -38,7 +39,6 @@ from diagonal.training.latents.diffusion import (
     noised,
     recompute,
     seed_of,
-    shifted,
 )
 from diagonal.training.latents.methods import DIFFUSION, Distillation
 from diagonal.training.optim import adam
@@ -91,14 +91,7 @@ def rollout(model: DiffusionModel, cache: WindowCache, method: Distillation, rol
     def step(chunk: int) -> int | None:
         return None if chunk < first else int(roll.exit * len(preset.schedule.levels(chunk)))
 
-    settings = Settings(
-        preset.schedule,
-        FlowTable(preset.shift).sigma,
-        roll.noise,
-        roll.size,
-        preset.chunk_frames,
-        gradient=Gradient(step, method.recompute),
-    )
+    settings = replace(settings_of(preset, roll.noise, roll.size), gradient=Gradient(step, method.recompute))
 
     def text(chunk: int) -> Tensor:
         return roll.text_BLC if roll.switch is None or chunk < roll.switch else roll.later_BLC
@@ -159,10 +152,10 @@ class DistillTask(Undecoded):
         self._motion = losses.MOTIONS[method.motion]
         self._stages: dict[int, tuple[DiffusionModel, WindowCache]] = {}
         self._latest: Terms = {}  # of the generator: lines of the curve fall on the critic's steps too
-        side, (height, width) = self.generator.config.patch, self.size
-        self._tokens = height // side * (width // side)
         if method.forcing == DIFFUSION:
-            self._blocks = chunk_memory(method.preset, method.scored, self._tokens, self._device)
+            self._blocks = chunk_memory(
+                method.preset, method.scored, frame_tokens(self.generator, self.size), self._device
+            )
 
     def loss(self, step: int) -> tuple[Tensor, Terms]:
         turn = step - self.method.critic_alone
@@ -261,11 +254,11 @@ class DistillTask(Undecoded):
         are most of a rollout, and short."""
         if batch not in self._stages:
             preset, cuda = self.method.preset, self._device.type == "cuda"
-            window = Window(preset.window_frames or self.method.longest, preset.sink_frames, preset.relative_rope)
+            window = window_of(preset, None if preset.window_frames else self.method.longest)
             dtype = torch.bfloat16 if cuda else torch.float32
-            cache = WindowCache(self.generator.cache_spec, window, self._tokens, batch, self._device, dtype)
+            cache = cache_of(self.generator, window, self.size, batch, self._device, dtype)
             alone = cuda and self.split.world == 1
-            self._stages[batch] = (Captured(self.generator, cache) if alone else self.generator, cache)
+            self._stages[batch] = (ChunkGraphs(self.generator, cache) if alone else self.generator, cache)
         return self._stages[batch]
 
     @torch.no_grad()

@@ -20,7 +20,7 @@ from diagonal.engine.attention import Full
 from diagonal.engine.chunks.bidirectional import velocity
 from diagonal.engine.chunks.denoise import Gaussian
 from diagonal.generation.devices import sent
-from diagonal.planning.denoising.noise import START
+from diagonal.planning.denoising.noise import START, shifted
 from diagonal.planning.presets import Preset
 from diagonal.training.data.latents import Source, Trajectories
 from diagonal.training.latents import losses
@@ -37,7 +37,6 @@ from diagonal.training.latents.diffusion import (
     noised,
     preset_shares,
     seed_of,
-    shifted,
 )
 from diagonal.training.optim import Muon, adam, matrices_and_rest
 

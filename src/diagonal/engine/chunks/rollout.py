@@ -1,0 +1,50 @@
+"""A preset as the engine takes it: the window of the cache, the cache itself, and the settings of `denoise`.
+
+The only place that turns a `Preset` into these: inference, training on rollouts and evaluation ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from diagonal.engine.chunks.cache import WindowCache, WindowSpec
+from diagonal.engine.chunks.denoise import DenoiseSettings, Noise
+from diagonal.engine.chunks.protocols import DiffusionModel
+from diagonal.planning.denoising.noise import FlowTable
+from diagonal.planning.presets import Preset
+
+
+def window_of(preset: Preset, frames: int | None) -> WindowSpec:
+    """What a chunk sees in a video of so many latent frames; None: without end, or the preset's own in any case."""
+    if preset.window_frames is not None and (frames is None or frames > preset.window_frames):
+        return WindowSpec(preset.window_frames, preset.sink_frames, preset.relative_rope)
+    if frames is None:
+        raise ValueError("a video without end needs a window; this preset has none")
+    return WindowSpec(frames)  # nothing ever leaves it
+
+
+def cache_of(
+    model: DiffusionModel,
+    window: WindowSpec,
+    size: Sequence[int],
+    batch: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> WindowCache:
+    """An empty cache for videos whose latents have this height and width."""
+    return WindowCache(model.cache_spec, window, frame_tokens(model, size), batch, device, dtype)
+
+
+def frame_tokens(model: DiffusionModel, size: Sequence[int]) -> int:
+    """Tokens of a latent frame of this height and width."""
+    side = model.config.patch
+    return (size[0] // side) * (size[1] // side)
+
+
+def settings_of(preset: Preset, noise: Noise, size: Sequence[int]) -> DenoiseSettings:
+    """How latents of this height and width are denoised under a preset that works in chunks."""
+    assert preset.chunk_frames is not None
+    sigma = FlowTable(preset.shift).sigma
+    return DenoiseSettings(preset.schedule, sigma, noise, (size[0], size[1]), preset.chunk_frames)

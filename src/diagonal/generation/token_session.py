@@ -1,0 +1,181 @@
+"""A video of tokens while it is being made: token frames from the engine, decoded to pixels as they complete."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from diagonal.engine.sampler import Sampler
+from diagonal.engine.tokens.decode import Frame, Span, Video, rollout
+from diagonal.engine.tokens.protocols import TokenModel
+from diagonal.engine.tokens.runner import Kind, Runner, take_runner
+from diagonal.engine.warm import Warm
+from diagonal.generation.clock import Moment, now, timed
+from diagonal.generation.session import Piece
+from diagonal.planning.plan import Plan
+
+
+@dataclass
+class TokenSession:
+    """A video of tokens while it is being made. Made by `World.stream`."""
+
+    model: TokenModel
+    tokenizer: Any  # a VideoTokenizer
+    video: Video
+    known: int  # token frames of the prompt
+    windows: list[tuple[Span, Plan]]
+    sampler: Sampler
+    batched: bool
+    cache_dtype: torch.dtype
+    warm: Warm[Runner] = field(default_factory=Warm)
+    on_call: Callable[[], object] = field(default=lambda: None)  # called after every model call
+    _pieces: Generator[Piece] | None = None
+
+    @property
+    def frames(self) -> int:
+        """New frames that will be made."""
+        return (self.video.layout.grid.frames - self.known) * int(self.tokenizer.stride)
+
+    @property
+    def calls(self) -> int:
+        """Model calls that will be made."""
+        return sum(len(plan.steps) for _, plan in self.windows)
+
+    def token_frames(self) -> Iterator[Frame]:
+        """Frames as token ids (B, rows, cols) on the model's device, not decoded to pixels."""
+        kind, runner = self._runner()
+        return self._rollout(kind, runner, self.on_call)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Piece:
+        if self._pieces is None:
+            self._pieces = self._run()
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Stop, and keep the cache for the next video."""
+        if self._pieces is not None:
+            self._pieces.close()
+
+    def _runner(self) -> tuple[Kind, Runner]:
+        length = max(plan.layout.length for _, plan in self.windows)
+        units = self.video.units_BTU
+        kind = Kind(self.model, len(units), length, units.device, self.cache_dtype, self.sampler.sampling)
+        return kind, take_runner(self.warm, kind, self.sampler)
+
+    def _rollout(self, kind: Kind, runner: Runner, on_call: Callable[[], object]) -> Iterator[Frame]:
+        try:
+            yield from rollout(runner, self.video, self.windows, on_call)
+        finally:
+            if runner.lasting:
+                self.warm.give(kind, runner)
+
+    def _run(self) -> Generator[Piece]:
+        index = 1 + (self.known - 1) * self.tokenizer.stride
+        for made in self._made():
+            frames, tokens, action = (part if self.batched else part[0] for part in made.parts)
+            yield Piece(
+                index,
+                frames.numpy(),
+                tokens,
+                made.calls,
+                made.ended.seconds_since(made.began),
+                made.decoded.seconds_since(made.decoding),
+                actions=action,
+            )
+            index += self.tokenizer.stride
+
+    def _made(self) -> Iterator[_Made]:
+        """Each token frame and its pixels, on the host.
+
+        Steps that were captured are queued far ahead of the GPU. So there, a frame is decoded to pixels on a stream of
+        its own while the steps of the next one run, and handed out once these are queued.
+        """
+        kind, runner = self._runner()
+        counted = _Counted(self.on_call)
+        frames = timed(self._rollout(kind, runner, counted), kind.device)
+        if not runner.lasting or kind.device.type != "cuda":
+            state = self._seen()
+            for frame, began, ended in frames:
+                decoding = now(kind.device)
+                parts = tuple(part.cpu() for part in self._parts(frame, state))
+                yield _Made(parts, counted.since(), began, ended, decoding, now(kind.device))
+            return
+        side, waiting = torch.cuda.Stream(kind.device), deque[_Made]()
+        side.wait_stream(torch.cuda.current_stream(kind.device))
+        with torch.cuda.stream(side):
+            state = self._seen()
+        for frame, began, ended in frames:
+            side.wait_stream(torch.cuda.current_stream(kind.device))
+            with torch.cuda.stream(side):
+                decoding = now(kind.device)
+                parts = tuple(_on_host(part) for part in self._parts(frame, state))
+                frame.tokens.record_stream(side)
+                frame.action.record_stream(side)
+                waiting.append(_Made(parts, counted.since(), began, ended, decoding, now(kind.device)))
+            if len(waiting) > 1:
+                yield waiting.popleft().waited()
+        yield from (last.waited() for last in waiting)
+
+    def _parts(self, frame: Frame, state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Pixels (B, T, H, W, 3), tokens (B, 1, rows, cols) and action (B, 1, suffix) of a token frame."""
+        tokens_BTHW = frame.tokens[:, None]
+        pixels: Tensor = self.tokenizer.decode(tokens_BTHW, state)
+        return pixels.permute(0, 1, 3, 4, 2), tokens_BTHW, frame.action[:, None]
+
+    def _seen(self) -> dict[str, Tensor]:
+        """The state of a decoder at the first new frame."""
+        tokenizer = self.tokenizer
+        state: dict[str, Tensor] = {}
+        if tokenizer.stride > 1:
+            # A decoder that makes several frames of one looks back on the frames before: let it see the prompt.
+            grid = self.video.layout.grid
+            cells = self.video.units_BTU[:, : self.known, : grid.frame_tokens]
+            tokenizer.decode(cells.unflatten(2, (grid.rows, grid.cols)), state)
+        return state
+
+
+@dataclass
+class _Counted:
+    """Counts model calls."""
+
+    on_call: Callable[[], object]
+    calls: int = 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+        self.on_call()
+
+    def since(self) -> int:
+        """Calls since this was asked last."""
+        calls, self.calls = self.calls, 0
+        return calls
+
+
+class _Made(NamedTuple):
+    """A token frame on its way: pixels, tokens and action, the calls it took, and when what was done."""
+
+    parts: tuple[Tensor, ...]
+    calls: int
+    began: Moment
+    ended: Moment
+    decoding: Moment
+    decoded: Moment
+
+    def waited(self) -> _Made:
+        """The same once it has arrived on the host."""
+        if self.decoded.event is not None:
+            self.decoded.event.synchronize()
+        return self
+
+
+def _on_host(made: Tensor) -> Tensor:
+    """A copy that nobody waits for."""
+    return torch.empty(made.shape, dtype=made.dtype, pin_memory=True).copy_(made, non_blocking=True)
