@@ -89,7 +89,7 @@ def test_longer_videos_slide_past_the_window(world: World) -> None:
     stream = world.stream(prompt, actions, sampling=GREEDY)
     assert isinstance(stream, TokenSession)
     assert stream.calls == 17 * 37
-    tokens = torch.stack([frame.tokens for frame in stream])
+    tokens = torch.cat([piece.tokens for piece in stream])
     start, _ = world.encode(prompt)
     first = world.generate(prompt, actions[:15], sampling=GREEDY)
     assert torch.equal(tokens[:15], first.tokens)

@@ -216,11 +216,9 @@ def test_of_several_updates_the_last_counts_and_before_the_first_chunk_it_is_the
 
 def test_an_update_may_come_from_another_thread_at_any_time(model: VideoModel) -> None:
     stream = model.stream(replace(PLAIN, num_frames=None))
-    receipts = []
+    receipts, newest = [], -1
     thread = threading.Thread(target=lambda: receipts.append(stream.update("a blue dog")))
-    newest = -1
-    for chunk in stream:
-        newest = chunk.index
+    for newest, _ in enumerate(stream):
         if newest == 0:
             thread.start()
         if receipts and receipts[0].applied_at is not None:
@@ -438,7 +436,7 @@ def test_a_tokenizer_is_no_part_of_a_diffusion_model() -> None:
         ({"prompt": None}, "one of the two"),
         ({"prompt": None, "prompt_embeds": torch.zeros(3, 47)}, r"shape \(3, 47\) given; wan/tiny takes \(rows, 48\)"),
         ({"prompt": None, "prompt_embeds": torch.zeros(17, 48)}, "with 1 to 16 rows"),
-        ({"prompt": None, "prompt_embeds": torch.zeros(2, 3, 48)}, "with 1 to 16 rows"),
+        ({"prompt": None, "prompt_embeds": torch.zeros(2, 17, 48)}, "with 1 to 16 rows"),
         ({"preset": "nonsense"}, "no preset is called 'nonsense'; known: diagonal-distillation"),
         ({"schedule": "nonsense"}, "unknown schedule 'nonsense'"),
         ({"schedule": "4302"}, "steps '4302' given"),

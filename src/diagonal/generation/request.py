@@ -139,7 +139,7 @@ class Request:
 def batch_of(prompts: Prompts) -> int | None:
     """How many samples prompts are for; None: one that is no batch, or the same for all."""
     if isinstance(prompts, Tensor):
-        return len(prompts) if prompts.ndim == 3 else None
+        return len(prompts) if prompts.ndim == 3 and len(prompts) > 1 else None
     return None if isinstance(prompts, str) else len(prompts)
 
 
