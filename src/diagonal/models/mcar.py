@@ -2,7 +2,7 @@
 trains its own; a LLaMA decoder over frames of image tokens, each followed by 11 action tokens.
 
 Checkpoints: microsoft/mineworld. The released code uses plain one-dimensional rotary embedding and four
-key/value heads (the paper's appendix G says otherwise; docs/paper.md lists the differences).
+key/value heads (the paper's appendix G says otherwise; docs/papers/diagonal-decoding.md lists the differences).
 """
 
 from __future__ import annotations
