@@ -9,7 +9,7 @@ import torch
 
 from diagonal import Sampling
 from diagonal.engine.sampler import sample as twin
-from tests.rule import KINDS, SAMPLINGS, check, chi_square, on, possible, probabilities, rows
+from tests.reference_sampling import KINDS, SAMPLINGS, check, chi_square, on, possible, probabilities, rows
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":

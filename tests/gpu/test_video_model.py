@@ -32,7 +32,7 @@ def model() -> VideoModel:
 
 def test_decoding_beside_denoising_is_decoding_after_it(model: VideoModel, monkeypatch: pytest.MonkeyPatch) -> None:
     beside = model.generate(PLAIN)
-    monkeypatch.setattr(chunk_session.Decoder, "apart", property(lambda decoder: False))
+    monkeypatch.setattr(chunk_session.PixelDecoder, "apart", property(lambda decoder: False))
     after = model.generate(PLAIN)
     assert torch.equal(beside.latents, after.latents)
     np.testing.assert_array_equal(beside.frames, after.frames)

@@ -13,7 +13,7 @@ from diagonal import Sampling
 from diagonal.engine.kernels import held_ids
 from diagonal.engine.sampler import sample as twin
 from tests.cuda_on_cpu import Machine
-from tests.rule import KINDS, SAMPLINGS, Rows, possible, rows
+from tests.reference_sampling import KINDS, SAMPLINGS, Rows, possible, rows
 
 THREADS, IDS = 64, 16  # fewer than on a GPU: a CPU runs them one after the other
 SIZE = 550  # ids: of both warps, and of both pieces of a lane

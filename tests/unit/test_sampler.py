@@ -6,7 +6,7 @@ from torch import Tensor
 
 from diagonal import Sampling
 from diagonal.engine.sampler import Sampler, sample, weights
-from tests.rule import KINDS, SAMPLINGS, check, chi_square, probabilities
+from tests.reference_sampling import KINDS, SAMPLINGS, check, chi_square, probabilities
 
 PROBS = torch.tensor([0.5, 0.3, 0.15, 0.05])
 LENGTH = 40_000

@@ -37,7 +37,7 @@ class ChunkSource:
     changeable: bool = True  # the prompt may change from chunk to chunk
 
 
-class Decoder:
+class PixelDecoder:
     """Latents to frames, with what the codec remembers of those before; on a GPU in a stream of its own."""
 
     def __init__(self, codec: Any, size: tuple[int, int], device: torch.device, batched: bool) -> None:
@@ -80,7 +80,9 @@ class Decoder:
 class ChunkSession:
     """A video of a diffusion model while it is being made. Made by `VideoModel.stream`."""
 
-    def __init__(self, source: ChunkSource, prompts: PromptTrack, decoder: Decoder, num_frames: int | None) -> None:
+    def __init__(
+        self, source: ChunkSource, prompts: PromptTrack, decoder: PixelDecoder, num_frames: int | None
+    ) -> None:
         self._source, self._prompts, self._decoder = source, prompts, decoder
         self.num_frames = num_frames  # of the whole video; None: without end
         self.given = 0  # frames of it that it begins with

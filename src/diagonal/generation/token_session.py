@@ -15,7 +15,7 @@ from diagonal.engine.tokens.decode import Frame, Span, Video, rollout
 from diagonal.engine.tokens.protocols import TokenModel
 from diagonal.engine.tokens.runner import Kind, Runner, take_runner
 from diagonal.engine.warm import Warm
-from diagonal.generation.clock import Moment, now, timed
+from diagonal.generation.clock import Mark, now, timed
 from diagonal.generation.session import Piece
 from diagonal.planning.plan import Plan
 
@@ -164,10 +164,10 @@ class _Made(NamedTuple):
 
     parts: tuple[Tensor, ...]
     calls: int
-    began: Moment
-    ended: Moment
-    decoding: Moment
-    decoded: Moment
+    began: Mark
+    ended: Mark
+    decoding: Mark
+    decoded: Mark
 
     def waited(self) -> _Made:
         """The same once it has arrived on the host."""

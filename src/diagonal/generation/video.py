@@ -30,7 +30,7 @@ from diagonal.engine.chunks.graphs import ChunkGraphs
 from diagonal.engine.chunks.protocols import DiffusionModel
 from diagonal.engine.chunks.rollout import cache_of, frame_tokens, settings_of, window_of
 from diagonal.engine.warm import Warm
-from diagonal.generation.chunk_session import DECODED, ChunkSession, ChunkSource, Decoder
+from diagonal.generation.chunk_session import DECODED, ChunkSession, ChunkSource, PixelDecoder
 from diagonal.generation.components import NONE, VAE, VAE_FILE, Parts, Weights, published, untrained
 from diagonal.generation.devices import check_device, kernels_last
 from diagonal.generation.prompts import PromptTrack
@@ -91,7 +91,7 @@ class VideoModel:
         size = latent_size(height, width, config.patch, self.variant.config.patch)
         known = self._given(request)
         frames = self._frames(request, how, known)
-        pixels = Decoder(codec, (height, width), self.device, request.batch is not None)
+        pixels = PixelDecoder(codec, (height, width), self.device, request.batch is not None)
         planned = {0: request.prompt if request.prompt is not None else request.prompt_embeds, **request.prompt_at}
         prompts = PromptTrack({chunk: one for chunk, one in planned.items() if one is not None}, self._embed)
         shape = (request.batch or 1, frames, self.variant.config.channels, *size)

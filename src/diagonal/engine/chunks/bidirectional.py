@@ -59,18 +59,18 @@ def velocity(model: DiffusionModel, x_BFCHW: Tensor, level_BF: Tensor, text: Tex
 def trajectory(
     model: DiffusionModel, sigmas: Sequence[float], texts: tuple[Tensor, Tensor], guidance: float, noise_BFCHW: Tensor
 ) -> Iterator[Tensor]:
-    """The states of a whole video at shares of noise that fall from 1, and the clean end of it.
+    """The states of a whole video at sigmas that fall from 1, and the clean end of it.
 
-    Euler steps along the guided velocity: x += (next - share) * v. `texts` are the embeddings of the prompt and of the
+    Euler steps along the guided velocity: x += (next - sigma) * v. `texts` are the embeddings of the prompt and of the
     negative prompt.
     """
     with_it, without = (model.embed_text(one) for one in texts)
     x = noise_BFCHW
-    for share, following in zip(sigmas, [*sigmas[1:], 0.0], strict=True):
+    for sigma, following in zip(sigmas, [*sigmas[1:], 0.0], strict=True):
         yield x
-        level = torch.full((1, 1), 1000 * share, dtype=torch.float64, device=x.device)
+        level = torch.full((1, 1), 1000 * sigma, dtype=torch.float64, device=x.device)
         free = velocity(model, x, level, without, Full())
-        x = x + (following - share) * (free + guidance * (velocity(model, x, level, with_it, Full()) - free))
+        x = x + (following - sigma) * (free + guidance * (velocity(model, x, level, with_it, Full()) - free))
     _check(x)
     yield x
 

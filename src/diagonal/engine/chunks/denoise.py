@@ -68,7 +68,7 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class DenoiseSettings:
-    """How a video is denoised. `sigma` gives the share of noise at a timestep."""
+    """How a video is denoised. `sigma` gives the noise level at a timestep."""
 
     schedule: ChunkSchedule
     sigma: Callable[[float], float]
@@ -255,8 +255,8 @@ class _Run:
             self._velocity(x, level, rope, memory)
 
     def _noised(self, clean: Tensor, level: float, noise: Tensor) -> Tensor:
-        share = self.settings.sigma(level)
-        return (1 - share) * clean + share * noise
+        sigma = self.settings.sigma(level)
+        return (1 - sigma) * clean + sigma * noise
 
     def _velocity(self, x: Tensor, level: float, rope: Rope, memory: WindowStep) -> Tensor:
         with sdpa_kernel(WIDE, set_priority=True):

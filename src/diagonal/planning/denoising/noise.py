@@ -1,4 +1,4 @@
-"""Noise levels of flow matching: a table from timesteps to the share of noise in a latent.
+"""Noise levels of flow matching: a table from timesteps to sigma, the noise level.
 
 x_t = (1 - sigma) * x0 + sigma * noise. The table spaces a line l from 1 to 0 evenly, shifts it towards the noise,
 sigma = s*l / (1 + (s - 1)*l), and calls 1000 * sigma the timestep. So a level may be given in two ways:
@@ -44,7 +44,7 @@ class FlowTable:
 
     @property
     def sigmas(self) -> FloatArray:
-        """The share of noise of each entry, from 1 down; the clean 0 is no entry."""
+        """Sigma of each entry, from 1 down; the clean 0 is no entry."""
         return _sigmas(self.shift, self.steps)
 
     @property
@@ -53,7 +53,7 @@ class FlowTable:
         return self.sigmas * np.float32(START)
 
     def sigma(self, t: float) -> float:
-        """The share of noise at the entry nearest to the timestep t. At t = 0 that is the last entry, not 0: a clean
+        """Sigma at the entry nearest to the timestep t. At t = 0 that is the last entry, not 0: a clean
         latent is fed as it is, without being noised."""
         if not 0 <= t <= START:
             raise ValueError(f"timestep {t} given; it must be 0 (clean) to 1000 (noise)")
