@@ -61,8 +61,8 @@ class TokenSession:
 
     def close(self) -> None:
         """Stop, and keep the cache for the next video."""
-        if self._pieces is not None:
-            self._pieces.close()
+        self._pieces = self._pieces or self._run()
+        self._pieces.close()
 
     def _runner(self) -> tuple[Kind, Runner]:
         length = max(plan.layout.length for _, plan in self.windows)
