@@ -47,7 +47,7 @@ from diagonal.evaluation.distilled import (
 from diagonal.evaluation.drift import drift
 from diagonal.evaluation.speed import video as video_speed
 from diagonal.evaluation.speed.machine import Clock, describe
-from diagonal.generation import video as diffusion
+from diagonal.generation.load import load_video_model
 from diagonal.generation.request import Request
 from diagonal.media import draw
 from diagonal.media.draw import Panel
@@ -276,7 +276,7 @@ def _speed(bench: Bench, spec: str | None, device: torch.device) -> dict[str, fl
     text, frames = bench.asked.text_NLC[0].cpu(), bench.work.recipe.clip
     request = Request(prompt_embeds=text, num_frames=frames, preset=bench.students.method(spec).preset)
     with tempfile.TemporaryDirectory() as folder:
-        world = diffusion.load(
+        world = load_video_model(
             bench.work.recipe.model, export(bench.students, spec, Path(folder)), device=device, dtype=dtype
         )
     numbers = video_speed.measure(world, video_speed.Settings(request))

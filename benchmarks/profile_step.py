@@ -28,9 +28,8 @@ from diagonal.catalog.variants import DiffusionVariant
 from diagonal.evaluation.speed.machine import describe
 from diagonal.evaluation.speed.video import prompt, tflops
 from diagonal.evaluation.speed.world import Case, Settings, cut, decoding, with_text
-from diagonal.generation import video as diffusion
-from diagonal.generation import world as pipeline
 from diagonal.generation.components import NONE
+from diagonal.generation.load import load, load_video_model
 from diagonal.generation.request import Request
 from diagonal.media.files import atomic
 from diagonal.planning.plan import Order
@@ -88,7 +87,7 @@ class Profile:
 
 def tokens(name: str, schedule: str, steps: int) -> dict[str, Any]:
     """The first steps of a plan, without its prompt's."""
-    world = pipeline.load(name, "random", device="cuda", dtype=torch.bfloat16)
+    world = load(name, "random", device="cuda", dtype=torch.bfloat16)
     case, settings = Case(with_text(world), Order.of(schedule)), Settings(steps=steps)
 
     def decode(on_step: Callable[[], None]) -> int:
@@ -107,7 +106,7 @@ def tokens(name: str, schedule: str, steps: int) -> dict[str, Any]:
 
 def video(name: str, schedule: str) -> dict[str, Any]:
     """All calls of a video, latents alone."""
-    model = diffusion.load(name, "random", device="cuda", dtype=torch.bfloat16)
+    model = load_video_model(name, "random", device="cuda", dtype=torch.bfloat16)
     frames = model.variant.frames
     request = Request(prompt_embeds=prompt(model), num_frames=frames, schedule=schedule, decoder=NONE)
 

@@ -27,7 +27,7 @@ import torch
 
 from diagonal.engine.warm import Warm
 from diagonal.evaluation.speed.world import DEFINITION, Case, Settings, measure
-from diagonal.generation.world import load
+from diagonal.generation.load import load
 from diagonal.media.files import atomic
 from diagonal.planning.plan import Order
 

@@ -24,6 +24,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from diagonal.generation.components import Weights as Weights
+    from diagonal.generation.load import load as load
     from diagonal.generation.request import Request as Request
     from diagonal.generation.session import Clip as Clip
     from diagonal.generation.session import Piece as Piece
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from diagonal.generation.video import VideoModel as VideoModel
     from diagonal.generation.world import Free as Free
     from diagonal.generation.world import World as World
-    from diagonal.generation.world import load as load
     from diagonal.planning.decoding.diagonal import Diagonal as Diagonal
     from diagonal.planning.decoding.raster import Raster as Raster
     from diagonal.planning.decoding.window import Window as Window
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 _HOMES = {
     **dict.fromkeys(("Grid", "Layout"), "planning.grid"),
     **dict.fromkeys(("Order", "Plan", "StandIn", "Step", "make_plan"), "planning.plan"),
-    **dict.fromkeys(("Free", "World", "load"), "generation.world"),
+    **dict.fromkeys(("Free", "World"), "generation.world"),
+    "load": "generation.load",
     **dict.fromkeys(("Clip", "Piece", "Session"), "generation.session"),
     "Request": "generation.request",
     "VideoModel": "generation.video",

@@ -11,7 +11,7 @@ from torch import nn
 from diagonal.catalog.names import families, find, listing
 from diagonal.catalog.variants import DiffusionVariant
 from diagonal.engine.attention import Dense, Full
-from diagonal.generation.world import load
+from diagonal.generation.load import load
 from diagonal.text.encoders import ENCODERS
 from tests.tiny import TINY, TOKENS, build, tiny_config
 

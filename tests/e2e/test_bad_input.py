@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from diagonal import checkpoints
-from diagonal.generation.world import load
+from diagonal.generation.load import load
 from diagonal.media import video
 from tests.e2e.conftest import ENVIRONMENT
 

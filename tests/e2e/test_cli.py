@@ -18,7 +18,8 @@ import pytest
 from PIL import Image
 
 from diagonal.catalog.names import find, listing
-from diagonal.generation.world import World, load
+from diagonal.generation.load import load
+from diagonal.generation.world import World
 from diagonal.media import draw, video
 from diagonal.media.video import VideoArray
 

@@ -21,7 +21,7 @@ from diagonal import checkpoints
 from diagonal.cli import main
 from diagonal.cli.train import Stage, follow
 from diagonal.evaluation.rollouts import cut, roll
-from diagonal.generation.world import load
+from diagonal.generation.load import load
 from diagonal.media import video
 from diagonal.planning.plan import Order
 from diagonal.recipes import find

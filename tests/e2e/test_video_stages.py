@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from diagonal.catalog.names import find
-from diagonal.generation import video as diffusion
+from diagonal.generation.load import load_video_model
 from diagonal.recipes import distillation, find_video, names
 from diagonal.training.latents import stages as video_stages
 from diagonal.training.latents.stages import Work, check_gate, distill_stage, make
@@ -92,7 +92,7 @@ def test_all_stages_run_and_leave_what_they_promise(made: tuple[Work, dict[str, 
         assert (folder / "model.safetensors").exists()
         assert json.loads((folder / "gate.json").read_text())["passed"]
         assert (folder / ("sheet.png" if folder.name == "codec" else "samples.png")).exists()
-    world = diffusion.load("doom-t2v/tiny", work.folder / "world")
+    world = load_video_model("doom-t2v/tiny", work.folder / "world")
     clip = world.generate("walking through a stone maze, then turning left", num_frames=11)
     assert clip.frames.shape == (11, 96, 128, 3)
 

@@ -9,7 +9,7 @@ import torch
 
 from diagonal.evaluation.speed import machine
 from diagonal.evaluation.speed.world import Case, Settings, measure
-from diagonal.generation.world import load
+from diagonal.generation.load import load
 from diagonal.planning.plan import Order
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from diagonal.checkpoints.quantize import quantize
 from diagonal.evaluation.speed.agreement import DEFINITION, agreement
-from diagonal.generation.world import World, load
+from diagonal.generation.load import load
+from diagonal.generation.world import World
 
 
 @pytest.fixture(scope="module")

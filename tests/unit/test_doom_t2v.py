@@ -12,8 +12,8 @@ import torch
 import diagonal
 from diagonal import checkpoints
 from diagonal.catalog.names import find
-from diagonal.generation import video as diffusion
 from diagonal.generation.components import Weights
+from diagonal.generation.load import load_video_model
 from diagonal.models import doom_t2v
 from diagonal.text import bag_of_words as words
 from diagonal.text.encoders import ENCODERS, embed
@@ -100,16 +100,16 @@ def test_weights_that_are_shipped_are_found_and_may_be_of_int8(tmp_path: Path, m
 
     from safetensors.torch import load_file, save_file
 
-    whole = diffusion.load("doom-t2v/tiny", seed=3)
+    whole = load_video_model("doom-t2v/tiny", seed=3)
     whole.save_pretrained(tmp_path / "whole")
     (tmp_path / "assets" / "small").mkdir(parents=True)
     small = checkpoints.shrink(load_file(tmp_path / "whole" / "model.safetensors"))
     save_file(small, tmp_path / "assets" / "small" / "world.safetensors")
     monkeypatch.setattr(checkpoints, "ASSETS", tmp_path / "assets")
     monkeypatch.setitem(doom_t2v.VARIANTS, "tiny", replace(doom_t2v.VARIANTS["tiny"], random=False, embedded="small"))
-    found = diffusion.load("doom-t2v/tiny")
+    found = load_video_model("doom-t2v/tiny")
     assert found.weights == "embedded"
     exact, rounded = (one.generate(SAID, num_frames=5, output_type="latent").latents for one in (whole, found))
     assert 0 < (exact - rounded).abs().mean() < 0.05 * exact.abs().mean()
     with pytest.raises(ValueError, match="has no other decoder than its VAE"):
-        diffusion.load("doom-t2v/tiny", Weights(tmp_path / "whole", preview="x.pth"))
+        load_video_model("doom-t2v/tiny", Weights(tmp_path / "whole", preview="x.pth"))

@@ -23,7 +23,7 @@ from diagonal.engine.tokens.cache import KVCache
 from diagonal.engine.tokens.decode import decode
 from diagonal.engine.tokens.runner import Eager
 from diagonal.evaluation.speed.floor import ONCE, Traffic, looked_up
-from diagonal.generation.world import load
+from diagonal.generation.load import load
 from diagonal.models.layers import Fp8Linear, Int8Linear, ScaledRows, add_linear
 from diagonal.planning.grid import Grid, Layout
 from diagonal.planning.plan import make_plan

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from diagonal.catalog.names import find
-from diagonal.generation.world import load
+from diagonal.generation.load import load
 from tests.tiny import TINY
 
 

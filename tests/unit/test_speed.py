@@ -18,7 +18,8 @@ from diagonal.evaluation.speed import machine
 from diagonal.evaluation.speed import world as speed
 from diagonal.evaluation.speed.floor import Traffic, step_bytes
 from diagonal.evaluation.speed.world import DEFINITION, Case, Settings, cut, measure
-from diagonal.generation.world import World, load
+from diagonal.generation.load import load
+from diagonal.generation.world import World
 from diagonal.media import draw
 from diagonal.planning.plan import Order
 

@@ -64,7 +64,8 @@ def load_world(
     """The library's `load`, with a remark where the weights are random."""
     from diagonal.catalog.names import find
     from diagonal.catalog.variants import token_variant
-    from diagonal.generation.world import find_dtype, load
+    from diagonal.generation.devices import find_dtype
+    from diagonal.generation.load import load
 
     token_variant(find("models", model), model)
     world = load(model, weights, tokenizer=tokenizer, device=device, dtype=find_dtype(dtype, device))

@@ -189,7 +189,7 @@ def _cases(groups: list[list[dict[str, str]]], worlds: _Worlds) -> list[list[Cas
     from diagonal.checkpoints.quantize import check
     from diagonal.evaluation.speed.machine import Clock
     from diagonal.evaluation.speed.world import Case
-    from diagonal.generation.world import check_device, find_dtype
+    from diagonal.generation.devices import check_device, find_dtype
     from diagonal.planning.plan import Order
 
     orders = [[Order.of(one["schedule"]) for one in group] for group in groups]

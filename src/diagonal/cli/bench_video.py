@@ -28,9 +28,9 @@ def bench_video(options: Mapping[str, Any]) -> dict[str, Any]:
 
     from diagonal.catalog.names import find
     from diagonal.evaluation.speed.video import DEFINITION, Settings, check, measure, prompt
-    from diagonal.generation import video as diffusion
     from diagonal.generation.components import Weights
     from diagonal.generation.devices import find_dtype
+    from diagonal.generation.load import load_video_model
     from diagonal.generation.request import Request
 
     device, name = options["device"], options["model"]
@@ -44,7 +44,7 @@ def bench_video(options: Mapping[str, Any]) -> dict[str, Any]:
     for request in requests:
         check(request.how(), request)
     source = Weights(options["weights"] or "random", vae=options["tokenizer"])
-    model = diffusion.load(name, source, device=device, dtype=find_dtype(options["dtype"], device))
+    model = load_video_model(name, source, device=device, dtype=find_dtype(options["dtype"], device))
     remark_random(name, model.weights)
     if options["quantize"] != "none":
         model.quantize(options["quantize"])

@@ -28,9 +28,10 @@ def convert(
     from diagonal.catalog.names import find
     from diagonal.catalog.variants import DiffusionVariant
     from diagonal.checkpoints import check_free, files
-    from diagonal.generation import video as diffusion
     from diagonal.generation.components import Weights
-    from diagonal.generation.world import World, find_dtype, load
+    from diagonal.generation.devices import find_dtype
+    from diagonal.generation.load import load, load_video_model
+    from diagonal.generation.world import World
 
     # All that can be refused is refused before a large model is loaded.
     check_free(out_path)
@@ -39,7 +40,7 @@ def convert(
     if isinstance(find("models", model), DiffusionVariant):
         refuse(context, ("tokenizer",), model)
         source = Weights(weights, vae=vae, lora=lora or (), part=part)
-        made: World | diffusion.VideoModel = diffusion.load(model, source, dtype=None)
+        made: World | diffusion.VideoModel = load_video_model(model, source, dtype=None)
     else:
         refuse(context, ("vae", "lora", "part"), f"{model}, which has tokens")
         made = load(model, weights, tokenizer=tokenizer, dtype=None)

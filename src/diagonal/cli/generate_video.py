@@ -37,9 +37,9 @@ class Run:
 def generate_video(options: Mapping[str, Any]) -> None:
     """Make a video as the options of `generate`, by their names, say; it is written while it is made."""
     from diagonal.catalog.names import find
-    from diagonal.generation import video as diffusion
     from diagonal.generation.components import Weights
     from diagonal.generation.devices import find_dtype
+    from diagonal.generation.load import load_video_model
     from diagonal.media.video import enlarge, to_be_seen, writer
     from diagonal.planning.denoising import spec
 
@@ -51,7 +51,7 @@ def generate_video(options: Mapping[str, Any]) -> None:
     parts = {name: options[name] for name in ("vae", "preview", "text_encoder", "lora_scale", "part")}
     source = Weights(options["weights"], lora=options["lora"] or (), **parts)
     device, name = options["device"], options["model"]
-    model = diffusion.load(name, source, device=device, dtype=find_dtype(options["dtype"], device))
+    model = load_video_model(name, source, device=device, dtype=find_dtype(options["dtype"], device))
     remark_random(name, model.weights)
     if options["quantize"] != "none":
         model.quantize(options["quantize"])

@@ -140,8 +140,8 @@ def _plans(variant: Variant, order: Order, known: int | None, frames: int | None
 
 def _memory(variant: Variant, plans: list[Plan], batch: int, dtype: str, card: float | None) -> dict[str, Any]:
     """The numbers of `diagonal.memory` over all windows, in GB, and which cards they fit."""
+    from diagonal.generation.devices import find_dtype
     from diagonal.generation.memory import CARDS, GB, estimate
-    from diagonal.generation.world import find_dtype
 
     chosen = find_dtype(dtype, "cpu")
     needs = estimate(variant, plans, batch, chosen)

@@ -171,7 +171,7 @@ def finetune(
 
 
 def _begin(recipe: str, device: str) -> tuple[Recipe, torch.device]:
-    from diagonal.generation.world import check_device
+    from diagonal.generation.devices import check_device
     from diagonal.recipes import find
 
     return find(recipe), check_device(device)

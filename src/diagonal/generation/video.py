@@ -1,4 +1,4 @@
-"""Where diffusion models are wired together: a transformer, its VAE and its text encoder, under a request.
+"""A diffusion model: a transformer, its VAE and its text encoder, wired together under a request.
 
     model = load("wan/1.3b", "Wan-AI/Wan2.1-T2V-1.3B-Diffusers", device="cuda", dtype=torch.bfloat16)
     for piece in model.stream("a cat on a skateboard", num_frames=81, schedule="4322222"): ...
@@ -31,8 +31,7 @@ from diagonal.engine.chunks.protocols import DiffusionModel
 from diagonal.engine.chunks.rollout import cache_of, frame_tokens, settings_of, window_of
 from diagonal.engine.warm import Warm
 from diagonal.generation.chunk_session import DECODED, ChunkSession, ChunkSource, PixelDecoder
-from diagonal.generation.components import NONE, VAE, VAE_FILE, Parts, Weights, published, untrained
-from diagonal.generation.devices import check_device, kernels_last
+from diagonal.generation.components import NONE, VAE, VAE_FILE, Parts
 from diagonal.generation.prompts import PromptTrack
 from diagonal.generation.request import Prompts, Request, latent_frames, latent_size, texts
 from diagonal.generation.session import Clip, collect
@@ -303,36 +302,3 @@ def _request(prompt: str | Sequence[str] | Request, given: dict[str, Any]) -> Re
     """A request with what is given beside it."""
     chosen = {key: value for key, value in given.items() if value is not None}
     return replace(prompt, **chosen) if isinstance(prompt, Request) else Request(prompt=prompt, **chosen)
-
-
-def load(
-    name: str,
-    weights: str | Path | Weights | None = None,
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = torch.float32,
-    seed: int = 0,
-) -> VideoModel:
-    """A diffusion model by name; `pipeline.load` says what the arguments mean. `Weights` names its parts one by one."""
-    variant, device = find("models", name), check_device(device)
-    source = weights if isinstance(weights, Weights) else Weights(weights)
-    label = str(source.transformer)
-    if source.transformer is None and variant.embedded:
-        label, source = checkpoints.EMBEDDED, replace(source, transformer=checkpoints.ASSETS / variant.embedded)
-    if source.transformer is None and not variant.random:
-        raise ValueError(
-            f"{name} needs weights: give a file, a folder or a hub id. Source: {variant.source}. "
-            'weights="random" runs it untrained, for speed only'
-        )
-    if source.random:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            parts = untrained(variant, source, device, dtype)
-    else:
-        parts = published(name, variant, source)
-    for module in filter(None, (parts.transformer, parts.vae, parts.preview)):
-        module.to(device=device, dtype=dtype).eval().requires_grad_(False)
-    if device.type == "cuda":
-        for codec in filter(None, (parts.vae, parts.preview)):
-            kernels_last(codec)
-    return VideoModel(name, variant, checkpoints.RANDOM if source.random else label, parts)

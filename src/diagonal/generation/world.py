@@ -1,4 +1,4 @@
-"""Where everything is wired together: a world is a model, its tokenizer and its actions.
+"""A world: a token model, its tokenizer and its actions, wired together.
 
     world = load("mcar/700m", weights="700M_16f.ckpt")
     for piece in world.stream(prompt, actions, schedule="diagonal:k=1"): ...
@@ -13,28 +13,21 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast, overload
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from diagonal import checkpoints
-from diagonal.catalog.names import find
-from diagonal.catalog.variants import DiffusionVariant, Variant
+from diagonal.catalog.variants import Variant
 from diagonal.checkpoints.quantize import quantize as quantize_model
 from diagonal.engine.sampler import Sampler, generators
 from diagonal.engine.tokens.decode import Video, plans, spans
 from diagonal.engine.tokens.runner import Runner
 from diagonal.engine.warm import Warm
-from diagonal.generation import video as diffusion
-from diagonal.generation.components import Weights
-from diagonal.generation.devices import check_device as check_device
-from diagonal.generation.devices import find_dtype as find_dtype
-from diagonal.generation.devices import kernels_last
 from diagonal.generation.session import Clip, collect
 from diagonal.generation.token_session import TokenSession
-from diagonal.generation.video import VideoModel
 from diagonal.media.video import VideoArray
 from diagonal.planning.decoding import Schedule
 from diagonal.planning.grid import Layout
@@ -266,114 +259,6 @@ class World:
                 )
         ids = torch.tensor([self.actions.tokens(given, config.codebook) for given in lists], dtype=torch.long)
         return ids.reshape(batch, count, config.suffix)
-
-
-@overload
-def load(  # type: ignore[overload-overlap]  # these names are not of worlds, which a type of all others cannot say
-    name: Literal["wan/1.3b", "wan/14b", "wan/tiny", "doom-t2v", "doom-t2v/tiny"],
-    weights: str | Path | Weights | None = None,
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = torch.float32,
-    seed: int = 0,
-) -> VideoModel:
-    """A diffusion model."""
-
-
-@overload
-def load(
-    name: str,
-    weights: str | Path | Weights | None = None,
-    *,
-    tokenizer: str | Path | None = None,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = torch.float32,
-    seed: int = 0,
-) -> World:
-    """A token model."""
-
-
-def load(
-    name: str,
-    weights: str | Path | Weights | None = None,
-    *,
-    tokenizer: str | Path | None = None,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype | None = torch.float32,
-    seed: int = 0,
-) -> World | VideoModel:
-    """A model by name, with weights from a file, a folder or a hub id; `weights="random"` needs none.
-
-    `tokenizer` names a file of its own for the tokenizer, where the checkpoint has none; the parts of a diffusion model
-    are named in `Weights`. `dtype=None` leaves the weights as they are stored. `seed` is that of random weights: as the
-    modules initialise themselves for float32 on a CPU, and otherwise drawn on the device in the dtype, so that a large
-    model is never held twice. The two differ.
-    """
-    found = find("models", name)
-    if isinstance(found, DiffusionVariant):
-        if tokenizer is not None:
-            raise ValueError(f"tokenizer given; {name} has a VAE in its place: weights=Weights(..., vae=...)")
-        return diffusion.load(name, weights, device=device, dtype=dtype, seed=seed)
-    if isinstance(weights, Weights):
-        raise ValueError(f"Weights given; {name} is a token model: give weights, and a tokenizer where it is apart")
-    return _load_world(name, found, weights, tokenizer, (check_device(device), dtype), seed)
-
-
-def _load_world(
-    name: str,
-    variant: Variant,
-    weights: str | Path | None,
-    tokenizer: str | Path | None,
-    place: tuple[torch.device, torch.dtype | None],
-    seed: int,
-) -> World:
-    """A token model with its tokenizer, on a device and in a dtype."""
-    device, dtype = place
-    label = str(weights)
-    if weights is None and variant.embedded:
-        label, weights = checkpoints.EMBEDDED, checkpoints.ASSETS / variant.embedded
-    if weights is None and not variant.random:
-        raise ValueError(
-            f"{name} needs weights: give a file, a folder or a hub id. Source: {variant.source}. "
-            'weights="random" runs it untrained, for speed only'
-        )
-    network = find("tokenizers", variant.tokenizer)
-    if weights is None or str(weights) == checkpoints.RANDOM:
-        plain = device.type == "cpu" and dtype in (None, torch.float32)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            world = World(name, variant, network, checkpoints.RANDOM, "cpu" if plain else "meta")
-            if not plain:
-                world.tokenizer = network.build()  # small, and it may keep tables that it computes
-                checkpoints.randomise(world.model, device, dtype, seed)
-    else:
-        state = checkpoints.read(weights)
-        separate = None if tokenizer is None else checkpoints.read(tokenizer)
-        if variant.fit is not None:
-            settings = checkpoints.settings(weights if tokenizer is None else tokenizer)
-            config, network = variant.fit(variant.config, network, (state, separate or state), settings)
-            variant = replace(variant, config=config)
-        world = World(name, variant, network, label, "meta")
-        _fill(world, state, separate)
-    for module in (world.model, world.tokenizer):
-        module.to(device=device, dtype=dtype).eval().requires_grad_(False)
-    if device.type == "cuda":
-        kernels_last(world.tokenizer)
-    return world
-
-
-def _fill(world: World, state: checkpoints.State, separate: checkpoints.State | None) -> None:
-    """Load the model and the tokenizer, and refuse what belongs to neither."""
-    own = checkpoints.prefix(state, world.model.weight_map)
-    rest = {key: value for key, value in state.items() if not key.startswith(own)}
-    tokenizers = checkpoints.prefix(rest, world.tokenizer.weight_map)
-    if separate is None and not tokenizers:
-        raise ValueError(f"{world.weights} holds no tokenizer; give its file too (tokenizer=..., --tokenizer)")
-    extra = sorted(key for key in rest if not tokenizers or not key.startswith(tokenizers))
-    if extra:
-        raise ValueError(f"{world.weights} has keys that belong to no part of {world.name}: {checkpoints.some(extra)}")
-    checkpoints.load(world.model, state, world.name)
-    checkpoints.load(world.tokenizer, rest if separate is None else separate, world.variant.tokenizer)
 
 
 def _per_sample(actions: Sequence[Any] | None, batch: int) -> list[Sequence[Any]] | None:
