@@ -46,7 +46,8 @@ import sys
 sys.modules["torch"] = None
 import diagonal
 layout = diagonal.Layout(diagonal.Grid(2, 3, 4))
-print(len(diagonal.make_plan(layout, diagonal.Order.of("diagonal:k=1"), known=1).steps), diagonal.Sampling().temperature)
+plan = diagonal.make_plan(layout, diagonal.Order.of("diagonal:k=1"), known=1)
+print(len(plan.steps), diagonal.Sampling().temperature)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -31,6 +31,7 @@ def convert(
     from diagonal.generation.components import Weights
     from diagonal.generation.devices import find_dtype
     from diagonal.generation.load import load, load_video_model
+    from diagonal.generation.video import VideoModel
     from diagonal.generation.world import World
 
     # All that can be refused is refused before a large model is loaded.
@@ -40,7 +41,7 @@ def convert(
     if isinstance(find("models", model), DiffusionVariant):
         refuse(context, ("tokenizer",), model)
         source = Weights(weights, vae=vae, lora=lora or (), part=part)
-        made: World | diffusion.VideoModel = load_video_model(model, source, dtype=None)
+        made: World | VideoModel = load_video_model(model, source, dtype=None)
     else:
         refuse(context, ("vae", "lora", "part"), f"{model}, which has tokens")
         made = load(model, weights, tokenizer=tokenizer, dtype=None)
