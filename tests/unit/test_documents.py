@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageSequence
 
 from benchmarks import picture, table
 
@@ -45,7 +45,7 @@ def test_the_picture_moves_and_is_small() -> None:
     file = ROOT / "docs" / "demo.webp"
     assert file.stat().st_size <= 3 * 2**20
     with Image.open(file) as image:
-        assert image.n_frames > 100 and image.width > 600
+        assert sum(1 for _ in ImageSequence.Iterator(image)) > 100 and image.width > 600
 
 
 def test_cells_appear_in_the_order_of_the_schedule_and_then_the_clip_plays() -> None:
