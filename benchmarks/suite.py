@@ -1,4 +1,4 @@
-"""All results behind the README's table of token models, in one command on a GPU:
+"""All results behind the tables of token models, in one command on a GPU:
 
     python benchmarks/suite.py --out benchmarks/results [--only mcar-700m wham-1.6b]
 

@@ -1,9 +1,11 @@
-"""The results of `diagonal bench` as one Markdown table, on stdout or into a page:
+"""Measured results as Markdown tables, on stdout or into a page:
 
-    python benchmarks/table.py [FOLDER] [--into README.md]
+    python benchmarks/table.py [FOLDER] [--into docs/performance.md]
+    python benchmarks/table.py --summary [--into README.md]
 
 FOLDER (default: results, beside this file) is searched for JSON files of kind "bench". The page must have the lines
-`<!-- bench -->` and `<!-- /bench -->`; what is between them is replaced.
+`<!-- bench -->` and `<!-- /bench -->`; what is between them is replaced. `--summary` makes the README's narrow table
+instead, between `<!-- summary -->` and `<!-- /summary -->`: speed and quality of every model in one row.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from diagonal.generation.components import NONE
 from diagonal.media.draw import numbers
 from diagonal.media.files import atomic
 
-START, END = "<!-- bench -->", "<!-- /bench -->"
 HEADINGS = (
     "model",
     "schedule",
@@ -41,6 +42,12 @@ VIDEO_HEADINGS = (
     *("model", "schedule", "device", "dtype", "weights", "frames", "prompt", "calls", "ms a call", "floor ms"),
     *("times floor", "FPS", "FPS with pixels", "first frame ms", "peak GB", "commit"),
 )
+SUMMARY_HEADINGS = ("model", "raster FPS", "diagonal FPS", "speed-up", "what quality costs")
+# Of the summary: the demo, the quality of its schedules, and students of two methods with their quality.
+DEMO, DEMO_QUALITY = "2026-11-15-cpu-demo.json", "2026-11-15-h200-doom/diagonal.json"
+STUDENTS = "2026-11-16-h200-distillation/table-1.json"
+NOT_MEASURED = {"mcar": "not measured: weights not public"}  # by family; the others:
+NOT_RUN = "not measured: published weights not run yet"
 STAR = "\\*"
 NOTE = f"{STAR} derived: only the first steps were measured, and the frame rate takes the others to be like them."
 
@@ -135,31 +142,113 @@ def _cells(case: dict[str, Any], cases: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def insert(page: Path, table: str) -> None:
-    """Put the table between the marks of a page."""
+def summary(folder: Path) -> str:
+    """The narrow table: each model's baseline, its fastest diagonal schedule, and what that costs."""
+    cases = read(folder)
+    rows = [_demo_row(folder), *_token_rows(cases), _students_row(folder), _video_row(cases)]
+    lines = ["| " + " | ".join(row) + " |" for row in (SUMMARY_HEADINGS, *rows)]
+    return "\n".join([lines[0], "|---" * len(SUMMARY_HEADINGS) + "|", *lines[1:]])
+
+
+def _load(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
+
+
+def _demo_row(folder: Path) -> list[str]:
+    demo = _load(folder / DEMO)
+    raster, diagonal = ({**row, "fps": demo["frames"] / row["seconds"]} for row in demo["rows"])
+    quality = {row["schedule"]: row for row in _load(folder / DEMO_QUALITY)["rows"]}
+    costs = [
+        f"{name} {quality['raster'][key]['mean']:.3f} to {quality[diagonal['schedule']][key]['mean']:.3f}"
+        for name, key in (("LPIPS", "lpips"), ("turns obeyed", "turns_obeyed"))
+    ]
+    cells = [f"{raster['fps']:.2f}", f"{diagonal['fps']:.2f} (`{diagonal['schedule']}`)"]
+    return [f"`doom`, {demo['device']}", *cells, f"{diagonal['fps'] / raster['fps']:.3g}x", ", ".join(costs)]
+
+
+def _token_rows(cases: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Of each model the newest results; of several diagonal schedules the fastest."""
+    newest = {(case["model"], case["schedule"]): case for case in cases if "decoder" not in case and not _bits(case)}
+    rasters = [one for (_, schedule), one in newest.items() if schedule == "raster"]
+    rows = []
+    for raster in sorted(rasters, key=lambda one: (_family(one["model"]), -one["fps"])):
+        model = raster["model"]
+        others = [one for (name, schedule), one in newest.items() if name == model and schedule != "raster"]
+        best = max((one for one in others if _setting(one) == _setting(raster)), key=lambda one: float(one["fps"]))
+        star = STAR if raster["derived"] else ""
+        speed = [f"{raster['fps']:.2f}{star}", f"{best['fps']:.1f} (`{best['schedule']}`)"]
+        ratio = f"{best['fps'] / raster['fps']:.3g}x{star}"
+        rows.append([f"`{model}`, {_device(raster)}", *speed, ratio, NOT_MEASURED.get(_family(model), NOT_RUN)])
+    return rows
+
+
+def _students_row(folder: Path) -> list[str]:
+    """Students of our small text-to-video world: one of Self Forcing, and one of the method that is shipped."""
+    made = _load(folder / STUDENTS)
+    rows = {row.get("spec"): row for row in made["rows"]}
+    base, ours = rows["self-forcing"], rows["diagonal-distillation-prompts"]
+    cells = [f"{base['fps']:.0f} (Self Forcing)", f"{ours['fps']:.0f} (`4322222`)"]
+    distances = " to ".join(_interval(row["frechet_idm"]) for row in (base, ours))
+    return [f"`doom-t2v`, {_device(made)}", *cells, f"{ours['fps'] / base['fps']:.3g}x", f"`frechet_idm` {distances}"]
+
+
+def _video_row(cases: Sequence[dict[str, Any]]) -> list[str]:
+    """Causal Wan by both presets, from the newest commit that measured both."""
+    pairs: dict[str, dict[str, dict[str, Any]]] = {}
+    for case in cases:
+        if "decoder" in case:
+            pairs.setdefault(case["commit"], {})[case["preset"]] = case
+    both = [pair for pair in pairs.values() if {"self-forcing", "diagonal-distillation"} <= pair.keys()][-1]
+    base, ours = both["self-forcing"], both["diagonal-distillation"]
+    cells = [f"{base['fps']:.1f} (Self Forcing)", f"{ours['fps']:.1f} (`4322222`)"]
+    return [f"`{ours['model']}`, {_device(ours)}", *cells, f"{ours['fps'] / base['fps']:.3g}x", NOT_RUN]
+
+
+def _bits(case: dict[str, Any]) -> bool:
+    """Whether its weights are quantised."""
+    return "quantize" in case and case["quantize"] != "none"
+
+
+def _family(model: str) -> str:
+    return model.partition("/")[0]
+
+
+def _device(case: dict[str, Any]) -> str:
+    return str(case["device"]).removeprefix("NVIDIA ")
+
+
+def _interval(value: dict[str, float]) -> str:
+    return f"{value['mean']:.1f} ±{(value['high'] - value['low']) / 2:.1f}"
+
+
+def insert(page: Path, table: str, name: str = "bench") -> None:
+    """Put the table between the marks of that name in a page."""
+    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     text = page.read_text(encoding="utf-8")
-    if text.count(START) != 1 or text.count(END) != 1 or text.index(START) > text.index(END):
+    if text.count(start) != 1 or text.count(end) != 1 or text.index(start) > text.index(end):
         raise ValueError(
-            f"{page} must have one line {START} and, after it, one line {END}; the table goes between them"
+            f"{page} must have one line {start} and, after it, one line {end}; the table goes between them"
         )
-    before, _, rest = text.partition(START)
-    after = rest.partition(END)[2]
+    before, _, rest = text.partition(start)
+    after = rest.partition(end)[2]
     with atomic(page) as temporary:
-        temporary.write_text(f"{before}{START}\n{table}\n{END}{after}", encoding="utf-8")
+        temporary.write_text(f"{before}{start}\n{table}\n{end}{after}", encoding="utf-8")
 
 
 def main() -> None:
     """Print the table, or write it into a page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--summary", action="store_true", help="the README's narrow table")
     parser.add_argument("--into", type=Path, help="a page with the two marks; left out: stdout")
     given = parser.parse_args()
     try:
-        table = markdown(read(given.folder))
+        table = summary(given.folder) if given.summary else markdown(read(given.folder))
         if given.into is None:
             sys.stdout.write(table + "\n")
         else:
-            insert(given.into, table)
+            insert(given.into, table, "summary" if given.summary else "bench")
     except (ValueError, OSError) as error:
         parser.error(str(error))
 

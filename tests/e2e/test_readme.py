@@ -14,6 +14,7 @@ from diagonal import Grid, Layout, make_plan
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+TOUR = (ROOT / "docs" / "tour.md").read_text()
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 
 
@@ -23,7 +24,7 @@ def _blocks(text: str, language: str) -> list[str]:
 
 def _commands() -> list[str]:
     lines = [line for block in _blocks(README, "bash") for line in block.splitlines()]
-    return [line.partition(".venv/bin/diagonal ")[2] for line in lines if line.startswith(".venv/bin/diagonal ")]
+    return [line.removeprefix("diagonal ") for line in lines if line.startswith("diagonal ")]
 
 
 def test_the_two_commands_come_first() -> None:
@@ -33,14 +34,18 @@ def test_the_two_commands_come_first() -> None:
     assert "scripts/test" in (ROOT / ".ci" / "run").read_text()
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_examples_run(path: Path, tmp_path: Path) -> None:
     code = "\n".join(_blocks(path.read_text(), "python"))
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", [c for c in _commands() if ".ckpt" not in c])
+def test_there_are_commands_to_run() -> None:
+    assert {command.split()[0] for command in _commands()} == {"generate", "video", "plan"}
+
+
+@pytest.mark.parametrize("command", _commands())
 def test_commands_run_as_printed(command: str, tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("diagonal")
     words = [str(tmp_path / word) if word.endswith((".png", ".mp4")) else word for word in shlex.split(command)]
@@ -48,19 +53,29 @@ def test_commands_run_as_printed(command: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [ROOT / "README.md", *DOCS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_within_the_project_lead_somewhere(path: Path) -> None:
-    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
+    for link, heading in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", path.read_text()):
         if not link.startswith("http"):
-            assert (path.parent / link).exists(), link
+            target = path.parent / link if link else path
+            assert target.exists(), link
+            assert not heading or heading in _anchors(target.read_text()), f"{link}#{heading}"
+
+
+def _anchors(text: str) -> set[str]:
+    """The names that GitHub gives to headings."""
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_step_table_is_computed_not_remembered() -> None:
     def steps(grid: str, schedule: str) -> int:
         return len(make_plan(Layout(Grid.parse(grid), prefix=1), schedule).steps)
 
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in README.splitlines() if line.startswith("| ")]
-    for grid, row in (("1x14x24", rows[1]), ("3x40x64", rows[2])):
-        for schedule, cell in zip(("raster", *(s.strip("`") for s in rows[0][3:])), row[2:], strict=True):
+    table = TOUR[TOUR.index("| model | grid |") :].partition("\n\n")[0]
+    heading, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    assert [row[1] for row in rows] == ["1x14x24", "3x40x64"]
+    for row in rows:
+        for schedule, cell in zip(heading[2:], row[2:], strict=True):
             if cell:
-                assert int(cell.replace(",", "").removesuffix("steps")) == steps(grid, schedule)
+                assert int(cell.replace(",", "")) == steps(row[1], schedule.strip("`"))

@@ -84,7 +84,7 @@ class Entries:
     def padded(self, multiple: int) -> Entries:
         """The same entries, then idle ones up to a multiple of some number: fed after all others, so none sees them.
 
-        Kernels that work in blocks want it: FlexAttention is 2.4 times as fast on whole blocks (docs/log.md).
+        Kernels that work in blocks want it: FlexAttention is 2.4 times as fast on whole blocks (docs/log).
         """
         idle = -len(self) % multiple
 

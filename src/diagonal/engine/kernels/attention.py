@@ -48,7 +48,7 @@ class Tiles:
 def tiles(q_BHSD: Tensor, k_BKLD: Tensor, processors: int) -> Tiles:
     """Tile sizes from the shapes alone, so that the grid is the same in every step of a width.
 
-    Measured on an H200 (docs/log.md) for steps of Cosmos, MC-AR and WHAM. Wider tiles read keys less often, and are
+    Measured on an H200 (docs/log) for steps of Cosmos, MC-AR and WHAM. Wider tiles read keys less often, and are
     slower all the same: their warps wait for each other. fp32 products take no tensor core and many registers, so their
     rounds are smaller.
     """

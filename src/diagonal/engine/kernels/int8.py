@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST_ROWS = 16  # one tile of the tensor cores; with more, bfloat16 was faster (docs/log.md)
+MOST_ROWS = 16  # one tile of the tensor cores; with more, bfloat16 was faster (docs/log)
 DEPTH = 128  # of a tile
 DTYPES = (torch.bfloat16, torch.float16)
 MULTIPROCESSORS = 132  # of an H200; another GPU needs no exact number

@@ -19,7 +19,7 @@ from diagonal.engine.tokens.runner import Runner
 from diagonal.planning.grid import Grid, Layout
 from diagonal.planning.plan import Order, Plan, make_plan
 
-# cuDNN makes a plan for every new number of keys, which costs more than the step: 65 ms (docs/log.md).
+# cuDNN makes a plan for every new number of keys, which costs more than the step: 65 ms (docs/log).
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
