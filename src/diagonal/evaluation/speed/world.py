@@ -23,7 +23,6 @@ from diagonal.evaluation.speed.machine import Clock, bandwidth, describe
 from diagonal.generation.stream import Stream
 from diagonal.generation.world import World
 from diagonal.planning.plan import NONE, Order, Plan
-from diagonal.text.encoders import ENCODERS
 
 DEFINITION = """\
 step                one call of the model and the sampling of its tokens, from the end of the step before to its own
@@ -112,7 +111,9 @@ def with_text(world: World) -> World:
 
 
 def _text_rows(world: World) -> int:
-    return ENCODERS[world.variant.text].length if world.variant.text else 0
+    """Rows of a text, padding included, to which every input attends."""
+    config: Any = world.variant.config
+    return config.text_length if world.variant.text else 0
 
 
 def decoding(case: Case, settings: Settings) -> Stream:
