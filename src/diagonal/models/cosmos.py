@@ -339,6 +339,7 @@ def _published(config: Config, name: str) -> Variant:
         licence="NVIDIA Open Model License",
         source=f"nvidia/Cosmos-Predict1-{name} (gated)",
         prompt_frames=9,
+        prompt_last=True,
         text="t5-11b" if config.text else "",
     )
 
@@ -354,6 +355,7 @@ def _random(config: Config) -> Variant:
         source="none: random, for tests",
         random=True,
         prompt_frames=9,
+        prompt_last=True,
         text="t5-11b" if config.text else "",
     )
 
