@@ -46,7 +46,8 @@ from diagonal.evaluation.distilled import (
 )
 from diagonal.evaluation.drift import drift
 from diagonal.evaluation.speed import video as video_speed
-from diagonal.evaluation.speed.machine import Clock, describe
+from diagonal.evaluation.speed.machine import describe
+from diagonal.generation.clock import Clock
 from diagonal.generation.load import load_video_model
 from diagonal.generation.request import Request
 from diagonal.media import draw
@@ -279,7 +280,7 @@ def _speed(bench: Bench, spec: str | None, device: torch.device) -> dict[str, fl
         world = load_video_model(
             bench.work.recipe.model, export(bench.students, spec, Path(folder)), device=device, dtype=dtype
         )
-    numbers = video_speed.measure(world, video_speed.Settings(request))
+    numbers = video_speed.measure(world, video_speed.VideoSettings(request))
     return {"fps": numbers["fps_with_tokenizer"], "first_frame_ms": numbers["first_frame_ms"]}
 
 

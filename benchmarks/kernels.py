@@ -37,7 +37,8 @@ from diagonal.engine.kernels.visibility import BLOCK, Visibility, whole_blocks
 from diagonal.engine.product import Norm, Product
 from diagonal.engine.protocols import CacheSpec
 from diagonal.engine.tokens.graphs import padded, tables
-from diagonal.evaluation.speed.machine import Clock, bandwidth, describe
+from diagonal.evaluation.speed.machine import bandwidth, describe
+from diagonal.generation.clock import Clock
 from diagonal.media.files import atomic
 from diagonal.planning.plan import NEVER, Order, Plan, make_plan
 

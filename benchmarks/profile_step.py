@@ -27,7 +27,7 @@ from diagonal.catalog.names import find
 from diagonal.catalog.variants import DiffusionVariant
 from diagonal.evaluation.speed.machine import describe
 from diagonal.evaluation.speed.video import prompt, tflops
-from diagonal.evaluation.speed.world import Case, Settings, cut, decoding, with_text
+from diagonal.evaluation.speed.world import Case, WorldSettings, cut, decoding, with_text
 from diagonal.generation.components import NONE
 from diagonal.generation.load import load, load_video_model
 from diagonal.generation.request import Request
@@ -88,7 +88,7 @@ class Profile:
 def tokens(name: str, schedule: str, steps: int) -> dict[str, Any]:
     """The first steps of a plan, without its prompt's."""
     world = load(name, "random", device="cuda", dtype=torch.bfloat16)
-    case, settings = Case(with_text(world), Order.of(schedule)), Settings(steps=steps)
+    case, settings = Case(with_text(world), Order.of(schedule)), WorldSettings(steps=steps)
 
     def decode(on_step: Callable[[], None]) -> int:
         stream = decoding(case, settings)

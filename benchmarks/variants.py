@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from diagonal.engine.warm import Warm
-from diagonal.evaluation.speed.world import DEFINITION, Case, Settings, measure
+from diagonal.evaluation.speed.world import DEFINITION, Case, WorldSettings, measure
 from diagonal.generation.load import load
 from diagonal.media.files import atomic
 from diagonal.planning.plan import Order
@@ -60,7 +60,9 @@ def _number(node: ast.expr) -> Any:
     return ast.literal_eval(node)
 
 
-def compare(model: str, schedule: str, variants: Sequence[str], how: Settings, device: str) -> list[dict[str, Any]]:
+def compare(
+    model: str, schedule: str, variants: Sequence[str], how: WorldSettings, device: str
+) -> list[dict[str, Any]]:
     """The numbers of the code as it is and of each variant; mean times by rounds, and how many times as fast."""
     changes = [settings_of(text) for text in ("", *variants)]
     usual = [(module, name, vars(module)[name]) for settings in changes for module, name, _ in settings]
@@ -99,7 +101,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    how = Settings(frames=given.frames, repeat=given.repeat, steps=given.steps, tokenizer=False)
+    how = WorldSettings(frames=given.frames, repeat=given.repeat, steps=given.steps, tokenizer=False)
     found = compare(given.model, given.schedule, given.variant, how, given.device)
     result = {
         "kind": "variants",

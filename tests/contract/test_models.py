@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,8 +13,9 @@ from diagonal.catalog.names import families, find, listing
 from diagonal.catalog.variants import DiffusionVariant
 from diagonal.engine.attention import Dense, Full
 from diagonal.generation.load import load
+from diagonal.media import draw
 from diagonal.text.encoders import ENCODERS
-from tests.tiny import TINY, TOKENS, build, tiny_config
+from tests.tiny import GREEDY, TINY, TOKENS, build, tiny_config
 
 DIFFUSION = [name for name in listing("models") if isinstance(find("models", name), DiffusionVariant)]
 TINY_DIFFUSION = [name for name in DIFFUSION if "tiny" in name]
@@ -36,6 +38,22 @@ def test_a_variant_says_all_that_its_surroundings_need(name: str) -> None:
     assert set(model.weight_map.prefixes) and tokenizer.patch >= 1 and tokenizer.stride >= 1
     assert tokenizer.config == find("tokenizers", variant.tokenizer)
     assert not list(model.buffers())  # what is not a weight is computed, so that meta loading needs nothing else
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", TINY)
+def test_an_untrained_model_sees_its_prompt(name: str, seed: int) -> None:
+    """Its tokenizer has many ids for a picture and others for another, and what follows is another video: with random
+    weights too a test can tell whether a prompt arrives."""
+    world = load(name, "random", seed=seed)
+    card = draw.test_card(*world.size)
+    noise = np.random.default_rng(0).integers(256, size=card.shape, dtype=np.uint8)
+    shifted = np.roll(card, world.tokenizer.patch // 2, axis=2)
+    ids, others, after = (world.encode(prompt)[0] for prompt in (card, noise, shifted))
+    assert min(len(some.unique()) for some in (ids, others, after)) >= 8
+    assert (ids != others).float().mean() > 0.5 and (ids != after).float().mean() > 0.1
+    one, two = (world.generate(prompt, frames=world.tokenizer.stride, sampling=GREEDY) for prompt in (card, noise))
+    assert not torch.equal(one.tokens, two.tokens) and not np.array_equal(one.frames, two.frames)
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import diagonal
 from diagonal.media import draw, video
 from diagonal.media.video import VideoArray
 
@@ -43,13 +44,48 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_clip_is_continued_behind_its_first_nine_frames(tmp_path: Path, clip: Path) -> None:
+def test_a_clip_is_continued_behind_its_last_nine_frames(tmp_path: Path, clip: Path) -> None:
     arguments = ["--model", "cosmos/tiny", "--prompt", str(clip), "--crop", "--schedule", "diagonal:k=2,d=2"]
     numbers, frames = generate(tmp_path, *arguments)
     assert frames.shape == (24, 64, 96, 3) and numbers["frames"] == 24
     assert numbers["steps"] == 2 * 2 + 3 * 2 + 6
     numbers, frames = generate(tmp_path, *arguments, "--prompt-frames", "1", "--frames", "40", "--size", "32x48")
     assert frames.shape == (40, 32, 48, 3)
+
+
+@pytest.mark.parametrize(("given", "count"), [((), 9), (("--prompt-frames", "1"), 1)])
+def test_the_prompt_of_cosmos_is_the_end_of_a_clip(
+    tmp_path: Path, clip: Path, given: tuple[str, ...], count: int
+) -> None:
+    """What the command makes is what the library makes of the last frames, and not of the first ones."""
+    arguments = [
+        "--model",
+        "cosmos/tiny",
+        "--prompt",
+        str(clip),
+        "--crop",
+        "--frames",
+        "8",
+        "--dtype",
+        "float32",
+        *given,
+    ]
+    _, frames = generate(tmp_path, *arguments)
+    world, shown = diagonal.load("cosmos/tiny"), video.read(clip)
+    assert len(shown) == 12
+    last, first = (
+        world.generate(video.cover(part, *world.size), frames=8, schedule="diagonal:k=1").frames
+        for part in (shown[-count:], shown[:count])
+    )
+    np.testing.assert_array_equal(frames, _encoded(last, tmp_path))
+    assert not np.array_equal(frames, _encoded(first, tmp_path))
+
+
+def _encoded(frames: VideoArray, folder: Path) -> VideoArray:
+    """Frames as they are read back from a file."""
+    with video.writer(folder / "encoded.mp4", 25) as file:
+        file.write(frames)
+    return video.read(folder / "encoded.mp4")
 
 
 def test_a_text_comes_from_a_file_of_embeddings(tmp_path: Path, clip: Path) -> None:

@@ -119,6 +119,15 @@ def test_a_text_guides_and_no_text_is_a_text_of_zeros() -> None:
         diagonal.load("cosmos/tiny").guided(rows)
     with pytest.raises(ValueError, match=r"text embeddings have shape \(1, 10, 7\)"):
         world.guided(torch.randn(10, 7))
+    with pytest.raises(ValueError, match=r"\(1, 600, 24\); .* with 1 to 512 rows"):
+        world.guided(torch.randn(600, 24))
+
+
+def test_zero_rows_behind_a_text_change_no_token() -> None:
+    world = diagonal.load("cosmos/tiny-text")
+    rows = torch.cat([9 * torch.randn(10, 24, generator=torch.Generator().manual_seed(0)), torch.zeros(3, 24)])
+    padded, cut = (one.generate(_clip(world, 9), frames=8).tokens for one in map(world.guided, (rows, rows[:10])))
+    assert torch.equal(padded, cut)
 
 
 def test_a_text_is_encoded_by_the_models_own_encoder(monkeypatch: pytest.MonkeyPatch) -> None:

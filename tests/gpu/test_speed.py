@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from diagonal.evaluation.speed import machine
-from diagonal.evaluation.speed.world import Case, Settings, measure
+from diagonal.evaluation.speed.world import Case, WorldSettings, measure
+from diagonal.generation.clock import Clock
 from diagonal.generation.load import load
 from diagonal.planning.plan import Order
 
@@ -17,7 +17,7 @@ CUDA = torch.device("cuda")
 
 
 def test_events_and_the_wall_clock_agree() -> None:
-    clock = machine.Clock(CUDA)
+    clock = Clock(CUDA)
     square = torch.randn(4096, 4096, device=CUDA)
     for _ in range(2):  # the first sets up cuBLAS
         clock.wait()
@@ -31,13 +31,24 @@ def test_events_and_the_wall_clock_agree() -> None:
     assert len(times) == 5 and sum(times) == pytest.approx(wall, rel=0.1)
 
 
+def test_an_interval_on_a_gpu_can_be_waited_for_and_lasts_as_long_as_the_work() -> None:
+    clock, square = Clock(CUDA), torch.randn(4096, 4096, device=CUDA)
+    square @ square
+    clock.wait()
+    intervals = [interval for _, interval in clock.timed(square @ square for _ in range(3))]
+    assert all(isinstance(interval.ready, torch.cuda.Event) for interval in intervals)
+    assert all(interval.seconds() > 1e-5 for interval in intervals)
+    ready = intervals[-1].ready
+    assert ready is not None and ready.query()  # it was waited for
+
+
 def test_a_case_is_measured_with_memory_and_driver() -> None:
     world = load("cosmos/tiny", "random", device=CUDA, dtype=torch.bfloat16)
     assert {(p.device.type, p.dtype) for p in world.model.parameters()} == {("cuda", torch.bfloat16)}
     again = load("cosmos/tiny", "random", device=CUDA, dtype=torch.bfloat16)
     for one, two in zip(world.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(one, two)
-    (numbers,) = measure([Case(world, Order.of("diagonal:k=2,d=2"))], Settings(frames=16))
+    (numbers,) = measure([Case(world, Order.of("diagonal:k=2,d=2"))], WorldSettings(frames=16))
     assert numbers["peak_gb"] > 0 and numbers["driver"] and numbers["device"] == torch.cuda.get_device_name(CUDA)
     assert numbers["bandwidth_gbs"] > 100
     assert numbers["fps"] == pytest.approx(1e3 * 16 / (numbers["steps"] * numbers["mean_ms"]))

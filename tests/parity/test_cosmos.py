@@ -47,7 +47,8 @@ class Recorded:
 
 
 def _config(name: str) -> Config:
-    sizes = golden_json("cosmos/ar.json")[name]["config"]
+    described = golden_json("cosmos/ar.json")[name]
+    sizes = described["config"]
     frames, rows, cols = sizes["video_latent_shape"]
     original = sizes["original_latent_shape"]
     return Config(
@@ -67,6 +68,7 @@ def _config(name: str) -> Config:
         if sizes["apply_yarn"]
         else None,
         text=sizes["context_dim"] if sizes["insert_cross_attn"] else 0,
+        text_length=described["tensors"]["context"][0][1] if sizes["insert_cross_attn"] else 0,
     )
 
 
@@ -170,6 +172,20 @@ def test_diagonal_masks_give_the_recorded_logits(recorded: Recorded, rule: str) 
     mask = Dense(recorded.data[f"diag.{rule}.mask"].bool())
     logits = recorded.call(recorded.tokens, recorded.data["input_pos"], mask)
     _close(logits, recorded.data[f"diag.{rule}.logits"])
+
+
+def test_a_text_without_its_padding_gives_the_recorded_logits() -> None:
+    """The recorded text ends with rows of zeros, and attention to them was recorded too."""
+    config, data = _config("ar_v2w"), golden("cosmos/ar_v2w.data.safetensors")
+    with torch.device("meta"):
+        model = config.build()
+    checkpoints.load(model, golden("cosmos/ar_v2w.weights.safetensors"), "ar_v2w")
+    length = int(data["context"][0].any(-1).sum())
+    assert length == config.text_length - 3 and not data["context"][:, length:].any()
+    call, mask = model.bind(data["context"][:, :length]), _causal(data["tokens"].shape[1])
+    logits = call(data["tokens"], data["input_pos"], mask)
+    _close(logits, data["logits"])
+    assert torch.equal(logits, model.bind(data["context"])(data["tokens"], data["input_pos"], mask))
 
 
 @pytest.mark.parametrize(

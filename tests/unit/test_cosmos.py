@@ -13,6 +13,7 @@ from diagonal.engine.attention import Causal
 from diagonal.engine.protocols import CacheSpec
 from diagonal.models.cosmos import VARIANTS, Config, Guided, Yarn, rope_3d, split
 from diagonal.models.layers import frequencies
+from diagonal.text.encoders import ENCODERS
 from diagonal.worlds import none
 from tests.tiny import build
 
@@ -84,11 +85,23 @@ def test_a_text_of_zeros_is_no_text(model: Any):
         assert not k.any() and not v.any()
 
 
-def test_zero_rows_beside_a_text_count(model: Any):
-    """The published models attend to the padding of a text as well."""
+def test_zero_rows_behind_a_text_may_be_left_out(model: Any):
     text, tokens = _text(), _tokens()
-    padded = torch.cat([text, torch.zeros(1, 5, TEXT.text)], dim=1)
-    assert (_logits(model.bind(text), tokens) - _logits(model.bind(padded), tokens)).abs().max() > 1e-3
+    whole = torch.cat([text, torch.zeros(1, TEXT.text_length - 7, TEXT.text)], dim=1)
+    logits = _logits(model.bind(whole), tokens)
+    for rows in (7, 8, 100, TEXT.text_length - 1):
+        assert torch.equal(_logits(model.bind(whole[:, :rows]), tokens), logits)
+
+
+def test_the_padding_of_a_text_counts(model: Any):
+    """The published models attend to it as well."""
+    shorter = build(replace(TEXT, text_length=7))
+    assert (_logits(model.bind(_text()), _tokens()) - _logits(shorter.bind(_text()), _tokens())).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", [name for name, variant in VARIANTS.items() if variant.text])
+def test_a_model_takes_the_rows_that_its_encoder_gives(name: str):
+    assert CONFIGS[name].text_length == ENCODERS[VARIANTS[name].text].length
 
 
 def test_another_text_gives_other_logits(model: Any):
@@ -145,6 +158,13 @@ def test_a_model_without_text_layers_refuses_a_text():
 def test_a_text_of_another_shape_is_refused(model: Any, shape: tuple[int, ...]):
     with pytest.raises(ValueError, match=r"text embeddings have shape .*; \(batch, rows, 24\) is needed"):
         model.bind(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("rows", [0, 513])
+def test_a_text_of_no_rows_or_too_many_is_refused(model: Any, rows: int):
+    text = rf"shape \(1, {rows}, 24\); .* with 1 to 512 rows: shorten the text"
+    with pytest.raises(ValueError, match=text):
+        model.bind(torch.zeros(1, rows, TEXT.text))
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(41, 64), (40, 65), (0, 64), (40, 0)])

@@ -17,13 +17,14 @@ from benchmarks import table
 from diagonal.evaluation.speed import machine
 from diagonal.evaluation.speed import world as speed
 from diagonal.evaluation.speed.floor import Traffic, step_bytes
-from diagonal.evaluation.speed.world import DEFINITION, Case, Settings, cut, measure
+from diagonal.evaluation.speed.world import DEFINITION, Case, WorldSettings, cut, measure
+from diagonal.generation.clock import Clock
 from diagonal.generation.load import load
 from diagonal.generation.world import World
 from diagonal.media import draw
 from diagonal.planning.plan import Order
 
-GIVEN = Settings(frames=8, tokenizer=False)
+GIVEN = WorldSettings(frames=8, tokenizer=False)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def slow_first(monkeypatch: pytest.MonkeyPatch) -> list[float]:
                 yield now
 
     values = times()
-    monkeypatch.setattr(machine.Clock, "mark", lambda clock: next(values))
+    monkeypatch.setattr(Clock, "mark", lambda clock: next(values))
     monkeypatch.setattr(speed, "bandwidth", lambda device: 1e9)
     return steps
 
@@ -92,13 +93,13 @@ class Counted:
 def test_fewer_steps_are_run_and_said_to_be_derived(world: World) -> None:
     other = world.at(*world.size)
     other.runner = counted = Counted(other.model)
-    settings = Settings(frames=16, known=1, steps=5, repeat=2, warmup=1, tokenizer=False)
+    settings = WorldSettings(frames=16, known=1, steps=5, repeat=2, warmup=1, tokenizer=False)
     (numbers,) = measure([case(other, "raster")], settings)
     assert counted.calls == (1 + 2) * (5 + 1)
     assert numbers["derived"] and numbers["measured_steps"] == 5 and numbers["steps"] == 48
     assert numbers["first_frame_ms"] is None and numbers["known"] == 1
     assert numbers["fps"] == pytest.approx(16e3 / (48 * numbers["mean_ms"]))
-    whole = Settings(frames=16, steps=47, repeat=1, tokenizer=False)
+    whole = WorldSettings(frames=16, steps=47, repeat=1, tokenizer=False)
     assert not measure([case(other, "raster")], whole)[0]["derived"]
 
 
@@ -117,14 +118,14 @@ def test_cases_take_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     seen: list[str] = []
     run = speed._run
 
-    def noted(one: Case, settings: Settings) -> speed.Run:
+    def noted(one: Case, settings: WorldSettings) -> speed.TimedRun:
         seen.append(str(one.order))
         return run(one, settings)
 
     monkeypatch.setattr(speed, "_run", noted)
     cases = [case(world, "raster"), case(world)]
     counts: list[int] = []
-    results = measure(cases, Settings(frames=8, repeat=2, tokenizer=False), lambda: counts.append(1))
+    results = measure(cases, WorldSettings(frames=8, repeat=2, tokenizer=False), lambda: counts.append(1))
     assert seen == ["raster", "diagonal:k=1"] * 3 and len(counts) == 6
     assert [one["schedule"] for one in results] == ["raster", "diagonal:k=1"]
 
@@ -141,7 +142,7 @@ def test_rates_with_pixels_are_of_the_streamed_run_or_else_of_the_sum() -> None:
 @pytest.mark.parametrize("name", ["mcar/tiny", "cosmos/tiny-text"])
 def test_real_numbers_agree_with_each_other(name: str) -> None:
     world = load(name, dtype=torch.bfloat16, seed=1)
-    (numbers,) = measure([case(world)], Settings(frames=8, steps=20, repeat=2))
+    (numbers,) = measure([case(world)], WorldSettings(frames=8, steps=20, repeat=2))
     new = 8 // world.tokenizer.stride
     assert numbers["model"] == name and numbers["dtype"] == "bfloat16" and numbers["weights"] == "random"
     assert numbers["parameters"] == sum(p.numel() for p in world.model.parameters())
@@ -164,7 +165,7 @@ def test_real_numbers_agree_with_each_other(name: str) -> None:
 def test_a_model_with_text_reads_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "bandwidth", lambda device: 1e9)
     world = load("cosmos/tiny-text")
-    (numbers,) = measure([case(world)], Settings(frames=8, repeat=1, tokenizer=False))
+    (numbers,) = measure([case(world)], WorldSettings(frames=8, repeat=1, tokenizer=False))
     plan = world.stream(torch.zeros(2, 4, 6, dtype=torch.long), frames=8, schedule="diagonal:k=1").windows[0][1]
     read = step_bytes(Traffic.of(world.model, torch.float32), [plan], text_rows=512)[1:].mean()
     assert numbers["floor_ms"] == pytest.approx(1e3 * read / 1e9)
@@ -173,7 +174,7 @@ def test_a_model_with_text_reads_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_number_that_needs_words_has_them(world: World) -> None:
-    (numbers,) = measure([case(world)], Settings(frames=8, repeat=1))
+    (numbers,) = measure([case(world)], WorldSettings(frames=8, repeat=1))
     named = {word.strip("():;,.") for word in DEFINITION.split()}
     timed = {key for key in numbers if key.startswith(("ms_", "fps", "floor", "peak")) or key.endswith(("_ms", "_s"))}
     assert timed | {"derived", "bandwidth_gbs", "measured_steps", "tokens_per_second"} <= named
@@ -183,7 +184,7 @@ def test_every_number_that_needs_words_has_them(world: World) -> None:
 def test_wrong_settings_are_refused(wrong: dict[str, int]) -> None:
     ((name, _),) = wrong.items()
     with pytest.raises(ValueError, match=f"{name}=0 given"):
-        Settings(**wrong)  # type: ignore[arg-type]
+        WorldSettings(**wrong)  # type: ignore[arg-type]
 
 
 def test_a_plan_of_one_step_cannot_be_measured(world: World) -> None:
@@ -192,14 +193,15 @@ def test_a_plan_of_one_step_cannot_be_measured(world: World) -> None:
 
 
 def test_a_device_without_a_clock_is_refused() -> None:
-    with pytest.raises(ValueError, match="'meta' has no clock here; times are taken on cpu and cuda"):
-        machine.Clock(torch.device("meta"))
+    for measured in (machine.check_timed, machine.bandwidth):
+        with pytest.raises(ValueError, match="'meta' has no clock here; times are taken on cpu and cuda"):
+            measured(torch.device("meta"))
 
 
 def test_a_copy_is_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read and written; the best of the copies counts. Here they take 4, 3, 2, 5, ... seconds."""
     moments = iter(np.cumsum([0, 4, 3, 2, *[5] * 7]).tolist())
-    monkeypatch.setattr(machine.Clock, "mark", lambda clock: next(moments))
+    monkeypatch.setattr(Clock, "mark", lambda clock: next(moments))
     monkeypatch.setitem(machine.COPY_BYTES, "cpu", 1000)
     assert machine.bandwidth(torch.device("cpu")) == pytest.approx(2 * 1000 / 2)
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.variants import compare, settings_of
 from diagonal.engine.kernels import narrow, wide
 from diagonal.engine.tokens import runner
-from diagonal.evaluation.speed.world import Settings
+from diagonal.evaluation.speed.world import WorldSettings
 
 
 def test_a_variant_is_numbers_of_modules() -> None:
@@ -37,7 +37,7 @@ def test_variants_take_turns_and_leave_the_code_as_it_was(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(runner, "make_runner", noted)
     usual = runner.NARROW
-    how = Settings(frames=2, known=1, repeat=2, steps=3, tokenizer=False)
+    how = WorldSettings(frames=2, known=1, repeat=2, steps=3, tokenizer=False)
     first, second = compare("mcar/tiny", "diagonal:k=1", ["engine.tokens.runner.NARROW=1"], how, "cpu")
     assert seen[:6] == [usual, 1] * 3 and usual == runner.NARROW
     assert first["variant"] == "as it is" and first["times_as_fast"] == [1.0, 1.0]

@@ -182,6 +182,12 @@ def test_asking_for_more_frames_than_there_are_gives_all(tmp_path):
     assert len(video.read(save(tmp_path / "clip.mp4", moving(6, 32, 48)), most=99)) == 6
 
 
+@pytest.mark.parametrize("most", [1, 3, 6, 99, None])
+def test_the_last_frames_are_read_where_they_are_asked_for(tmp_path, most):
+    path = save(tmp_path / "clip.mp4", moving(6, 32, 48))
+    np.testing.assert_array_equal(video.read(path, most, last=True), video.read(path)[-(most or 6) :])
+
+
 @pytest.mark.parametrize("most", [0, -1])
 def test_asking_for_no_frames_is_refused(tmp_path, most):
     path = save(tmp_path / "clip.mp4", moving(3, 32, 48))
@@ -231,6 +237,12 @@ def test_a_folder_of_pictures_is_read_in_the_order_of_names(folder):
 def test_only_the_first_pictures_of_a_folder_are_read_when_asked(folder):
     (folder / "frame003.png").write_text("broken, but not needed")
     assert video.read(folder, most=3)[:, 0, 0, 0].tolist() == [0, 60, 120]
+
+
+def test_only_the_last_pictures_of_a_folder_are_read_when_asked(folder):
+    whole = video.read(folder)
+    min(folder.iterdir()).write_text("broken, but not needed")
+    np.testing.assert_array_equal(video.read(folder, most=2, last=True), whole[-2:])
 
 
 def test_pictures_of_mixed_sizes_are_refused_with_both_sizes(folder):

@@ -10,7 +10,7 @@ import torch
 import diagonal
 from diagonal import Request
 from diagonal.evaluation.speed import video as video_speed
-from diagonal.evaluation.speed.video import Settings, _operations, _text_rows, check, measure
+from diagonal.evaluation.speed.video import VideoSettings, _operations, _text_rows, check, measure
 
 SMALL = {"height": 64, "width": 96}
 
@@ -31,7 +31,7 @@ def test_the_numbers_of_a_video(model: Any, monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("_streamed", "_first_decode_ms"):
         timed = getattr(video_speed, name)
         monkeypatch.setattr(video_speed, name, lambda *given, n=name, f=timed: taken.setdefault(n, f(*given)))
-    made = measure(model, Settings(request(schedule="432"), repeat=2), lambda: seen.append(1))
+    made = measure(model, VideoSettings(request(schedule="432"), repeat=2), lambda: seen.append(1))
     assert len(seen) == 6  # twice: latents alone, and with pixels
     assert (made["steps"], made["frames"], made["decoder"]) == (4 + 3 + 2, 33, "vae")
     assert len(made["by_chunk_ms"]) == 3 and made["text_rows"] == 2
@@ -43,7 +43,7 @@ def test_the_numbers_of_a_video(model: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_without_a_decoder_there_are_no_pixels(model: Any) -> None:
-    made = measure(model, Settings(request(schedule="2", decoder="none"), repeat=1))
+    made = measure(model, VideoSettings(request(schedule="2", decoder="none"), repeat=1))
     assert made["fps_with_tokenizer"] is None
 
 

@@ -88,6 +88,7 @@ class Variant:
     fit: Fit | None = None  # for families whose checkpoints differ
     mark: str = ""  # text drawn into every written frame
     prompt_frames: int = 1  # of a clip that is continued, where nobody says how many
+    prompt_last: bool = False  # they are the clip's last frames; else its first, behind which recorded actions go on
 
     def layout(self, frames: int) -> Layout:
         """The token sequence of a video of so many token frames."""

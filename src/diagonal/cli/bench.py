@@ -17,7 +17,7 @@ from diagonal.cli.bench_video import bench_video, print_cases
 from diagonal.cli.generate import PANEL
 
 if TYPE_CHECKING:
-    from diagonal.evaluation.speed.world import Case, Settings
+    from diagonal.evaluation.speed.world import Case, WorldSettings
     from diagonal.generation.world import World
 
 COLUMNS = {  # of the printed table, after the schedule: a field and its format
@@ -109,13 +109,13 @@ def bench(
 def _bench_tokens(options: Mapping[str, Any]) -> dict[str, Any]:
     """Measure a token model as the options of `bench`, by their names, say."""
     from diagonal.evaluation.speed.agreement import DEFINITION as AGREEMENT
-    from diagonal.evaluation.speed.world import DEFINITION, Settings
+    from diagonal.evaluation.speed.world import DEFINITION, WorldSettings
 
     # All that can be refused is refused before a large model is loaded.
     numbers = {name: options[name] for name in ("dtype", "quantize")}
     groups = _groups(options["schedule"] or ["diagonal:k=1"], numbers, options["compare"])
     sizes = {name: options[name] for name in ("frames", "known", "repeat", "warmup", "steps")}
-    settings = Settings(**sizes, tokenizer=not options["no_tokenizer"])
+    settings = WorldSettings(**sizes, tokenizer=not options["no_tokenizer"])
     worlds = _Worlds(*(options[name] for name in ("model", "weights", "tokenizer", "device")))
     made = _cases(groups, worlds)
     if options["compile_tokenizer"]:
@@ -187,13 +187,13 @@ class _Worlds:
 def _cases(groups: list[list[dict[str, str]]], worlds: _Worlds) -> list[list[Case]]:
     """The cases, with one world for each kind of numbers."""
     from diagonal.checkpoints.quantize import check
-    from diagonal.evaluation.speed.machine import Clock
+    from diagonal.evaluation.speed.machine import check_timed
     from diagonal.evaluation.speed.world import Case
     from diagonal.generation.devices import check_device, find_dtype
     from diagonal.planning.plan import Order
 
     orders = [[Order.of(one["schedule"]) for one in group] for group in groups]
-    Clock(check_device(worlds.device))  # or it is refused here
+    check_timed(check_device(worlds.device))
     for one in chain.from_iterable(groups):
         find_dtype(one["dtype"], worlds.device)
         check(None if one["quantize"] == "none" else one["quantize"])
@@ -203,7 +203,7 @@ def _cases(groups: list[list[dict[str, str]]], worlds: _Worlds) -> list[list[Cas
     ]
 
 
-def _measure(groups: list[list[Case]], settings: Settings) -> list[dict[str, Any]]:
+def _measure(groups: list[list[Case]], settings: WorldSettings) -> list[dict[str, Any]]:
     from diagonal.evaluation.speed.world import measure
 
     cases = []

@@ -27,7 +27,7 @@ def bench_video(options: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     from diagonal.catalog.names import find
-    from diagonal.evaluation.speed.video import DEFINITION, Settings, check, measure, prompt
+    from diagonal.evaluation.speed.video import DEFINITION, VideoSettings, check, measure, prompt
     from diagonal.generation.components import Weights
     from diagonal.generation.devices import find_dtype
     from diagonal.generation.load import load_video_model
@@ -53,7 +53,7 @@ def bench_video(options: Mapping[str, Any]) -> dict[str, Any]:
         task = progress.add_task(name, total=None, note="")
         for request in requests:
             progress.update(task, note=request.schedule or str(request.preset))
-            made = Settings(replace(request, prompt_embeds=embeds), options["repeat"], options["warmup"])
+            made = VideoSettings(replace(request, prompt_embeds=embeds), options["repeat"], options["warmup"])
             cases.append(measure(model, made, lambda: progress.advance(task)))
     return {"cases": cases, "definition": DEFINITION}
 

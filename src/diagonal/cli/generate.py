@@ -76,7 +76,11 @@ def generate(
     start: Annotated[str | None, typer.Option(help="A bundled start view instead (doom: hall, lamps, ...).")] = None,
     prompt_frames: Annotated[
         int | None,
-        typer.Option(min=1, help="Frames of the prompt that are used, from its start. Default: the model's."),
+        typer.Option(
+            min=1,
+            help="Frames of the prompt that are used: its first ones, behind which recorded actions go on; of Cosmos, "
+            "which takes no actions, its last ones. Default: the model's number.",
+        ),
     ] = None,
     resize: Annotated[bool, typer.Option("--resize", help="Stretch the prompt to the model's frame size.")] = False,
     crop: Annotated[
@@ -232,18 +236,20 @@ def _prompt(world: World, path: Path, asked: int | None) -> tuple[VideoArray, li
     from diagonal.media import video
     from diagonal.worlds import xbox
 
-    most = asked or world.variant.prompt_frames
+    most, last = asked or world.variant.prompt_frames, world.variant.prompt_last
+    taken: list[Any]
     if path.suffix == ".npz":
-        frames, taken = xbox.read_clip(path)
-        clip, between = frames[:most], taken[: len(frames[:most]) - 1]
+        clip, taken = xbox.read_clip(path)
     else:
-        clip = video.read(path, most=most)
-        between = [world.actions.NOOP] * (len(clip) - 1)
-    if asked is not None and len(clip) < asked:
-        raise ValueError(f"{path} has {len(clip)} frames; --prompt-frames asks for {asked}")
-    # Of a clip that is shorter than usual, as many frames as the tokenizer takes.
-    fitting = len(clip) if asked else 1 + (len(clip) - 1) // world.tokenizer.stride * world.tokenizer.stride
-    return clip[:fitting], between[: fitting - 1]
+        clip = video.read(path, most=most, last=last)
+        taken = [world.actions.NOOP] * len(clip)
+    count = min(most, len(clip))
+    if asked is not None and count < asked:
+        raise ValueError(f"{path} has {count} frames; --prompt-frames asks for {asked}")
+    if asked is None:  # of a clip that is shorter than usual, as many frames as the tokenizer takes
+        count = 1 + (count - 1) // world.tokenizer.stride * world.tokenizer.stride
+    first = len(clip) - count if last else 0
+    return clip[first : first + count], taken[first : first + count - 1]
 
 
 def _start(world: World, name: str | None) -> tuple[VideoArray, list[Any]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diagonal.engine.chunks.denoise import Chunk, Text, check_chunk
 from diagonal.generation.ahead import ahead
-from diagonal.generation.clock import now, timed
+from diagonal.generation.clock import Clock, Interval
 from diagonal.generation.prompts import PromptTrack, Receipt
 from diagonal.generation.request import check_prompt
 from diagonal.generation.session import Piece
@@ -130,14 +130,14 @@ class ChunkSession:
         self._made.close()
 
     def _run(self) -> Generator[Piece]:
-        device, index = self._decoder.device, 0
+        index, host = 0, Clock(torch.device("cpu"))
         given = [] if self._source.given_BFCHW is None else [self._source.given_BFCHW]
-        chunks = timed(self._source.chunks(self._prompts.text), device)
-        for chunk, began, ended in ahead(chunks) if self._decoder.apart else chunks:
-            decoding = now(torch.device("cpu"))
-            frames, latents = self._decoder([*given, chunk.latents], ended.event)
+        chunks = Clock(self._decoder.device).timed(self._source.chunks(self._prompts.text))
+        for chunk, took in ahead(chunks) if self._decoder.apart else chunks:
+            began = host.mark()
+            frames, latents = self._decoder([*given, chunk.latents], took.ready)
             check_chunk(latents[..., -chunk.latents.shape[1] :, :, :, :], chunk.index, chunk.start)
-            took = ended.seconds_since(began), now(torch.device("cpu")).seconds_since(decoding)
+            seconds = took.seconds(), Interval(began, host.mark()).seconds()
             known, given = self.given if given else 0, []
-            yield Piece(index, frames, latents, self._source.calls(chunk), *took, given=known)
+            yield Piece(index, frames, latents, self._source.calls(chunk), *seconds, given=known)
             index += frames.shape[-4]

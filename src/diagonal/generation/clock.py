@@ -1,44 +1,77 @@
-"""When something happened on a device, without waiting for it."""
+"""One clock for CPU and GPU: moments are marked without waiting, and the time between them is read later.
+
+clock = Clock(device)
+for chunk, interval in clock.timed(chunks): ...
+interval.seconds()
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
 
+# Of a GPU an event in its queue, of any other device the host's seconds: there the work runs within Python.
+Moment = float | torch.cuda.Event
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A moment: on a GPU an event in the queue of its current stream, elsewhere the time."""
+class Interval:
+    """From one moment to another."""
 
-    at: float
-    event: torch.cuda.Event | None = None
+    began: Moment
+    ended: Moment
 
-    def seconds_since(self, earlier: Mark) -> float:
-        """Waits until both have come."""
-        if self.event is None or earlier.event is None:
-            return self.at - earlier.at
-        self.event.synchronize()
-        return float(earlier.event.elapsed_time(self.event)) / 1e3
+    @property
+    def ready(self) -> torch.cuda.Event | None:
+        """What another stream of the GPU waits for before it uses what was made; None: it is there."""
+        return self.ended if isinstance(self.ended, torch.cuda.Event) else None
 
-
-def now(device: torch.device) -> Mark:
-    """The moment at which all that was asked of a device so far is done."""
-    if device.type != "cuda":
-        return Mark(time.perf_counter())
-    event = torch.cuda.Event(enable_timing=True)
-    event.record(torch.cuda.current_stream(device))
-    return Mark(time.perf_counter(), event)
+    def seconds(self) -> float:
+        """Its length; waits for its end."""
+        if isinstance(self.began, torch.cuda.Event) and isinstance(self.ended, torch.cuda.Event):
+            self.ended.synchronize()
+            return float(self.began.elapsed_time(self.ended)) / 1e3
+        assert not isinstance(self.began, torch.cuda.Event) and not isinstance(self.ended, torch.cuda.Event)
+        return self.ended - self.began
 
 
-def timed(items: Iterator[T], device: torch.device) -> Iterator[tuple[T, Mark, Mark]]:
-    """Each item, with when its making began and ended."""
-    began = now(device)
-    for item in items:
-        yield item, began, now(device)
-        began = now(device)
+class Clock:
+    """Moments of a device. Work that was queued on a GPU goes on while they are marked."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @property
+    def cuda(self) -> bool:
+        """Whether the work runs beside Python, not in it."""
+        return self.device.type == "cuda"
+
+    def mark(self) -> Moment:
+        """The moment at which all that was asked for so far is done, by the stream that is used now."""
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def wait(self) -> None:
+        """Let the device finish."""
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+
+    def milliseconds(self, marks: Sequence[Moment]) -> list[float]:
+        """The time from each moment to the next; waits for the last one."""
+        return [1e3 * Interval(first, second).seconds() for first, second in pairwise(marks)]
+
+    def timed(self, items: Iterable[T]) -> Iterator[tuple[T, Interval]]:
+        """Each item with the time that it took to make it; what its user does is not counted."""
+        began = self.mark()
+        for item in items:
+            yield item, Interval(began, self.mark())
+            began = self.mark()

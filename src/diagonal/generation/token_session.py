@@ -15,7 +15,7 @@ from diagonal.engine.tokens.decode import Frame, Span, Video, rollout
 from diagonal.engine.tokens.protocols import TokenModel
 from diagonal.engine.tokens.runner import Kind, Runner, take_runner
 from diagonal.engine.warm import Warm
-from diagonal.generation.clock import Mark, now, timed
+from diagonal.generation.clock import Clock, Interval
 from diagonal.generation.session import Piece
 from diagonal.planning.plan import Plan
 
@@ -86,8 +86,8 @@ class TokenSession:
                 frames.numpy(),
                 tokens,
                 made.calls,
-                made.ended.seconds_since(made.began),
-                made.decoded.seconds_since(made.decoding),
+                made.model.seconds(),
+                made.decoding.seconds(),
                 actions=action,
             )
             index += self.tokenizer.stride
@@ -99,27 +99,27 @@ class TokenSession:
         its own while the steps of the next one run, and handed out once these are queued.
         """
         kind, runner = self._runner()
-        counted = _Counted(self.on_call)
-        frames = timed(self._rollout(kind, runner, counted), kind.device)
-        if not runner.lasting or kind.device.type != "cuda":
+        counted, clock = _Counted(self.on_call), Clock(kind.device)
+        frames = clock.timed(self._rollout(kind, runner, counted))
+        if not runner.lasting or not clock.cuda:
             state = self._seen()
-            for frame, began, ended in frames:
-                decoding = now(kind.device)
+            for frame, took in frames:
+                began = clock.mark()
                 parts = tuple(part.cpu() for part in self._parts(frame, state))
-                yield _Made(parts, counted.since(), began, ended, decoding, now(kind.device))
+                yield _Made(parts, counted.since(), took, Interval(began, clock.mark()))
             return
         side, waiting = torch.cuda.Stream(kind.device), deque[_Made]()
         side.wait_stream(torch.cuda.current_stream(kind.device))
         with torch.cuda.stream(side):
             state = self._seen()
-        for frame, began, ended in frames:
+        for frame, took in frames:
             side.wait_stream(torch.cuda.current_stream(kind.device))
             with torch.cuda.stream(side):
-                decoding = now(kind.device)
+                began = clock.mark()
                 parts = tuple(_on_host(part) for part in self._parts(frame, state))
                 frame.tokens.record_stream(side)
                 frame.action.record_stream(side)
-                waiting.append(_Made(parts, counted.since(), began, ended, decoding, now(kind.device)))
+                waiting.append(_Made(parts, counted.since(), took, Interval(began, clock.mark())))
             if len(waiting) > 1:
                 yield waiting.popleft().waited()
         yield from (last.waited() for last in waiting)
@@ -160,19 +160,17 @@ class _Counted:
 
 
 class _Made(NamedTuple):
-    """A token frame on its way: pixels, tokens and action, the calls it took, and when what was done."""
+    """A token frame on its way: pixels, tokens and action, the calls it took, and the time of these and of decoding."""
 
     parts: tuple[Tensor, ...]
     calls: int
-    began: Mark
-    ended: Mark
-    decoding: Mark
-    decoded: Mark
+    model: Interval
+    decoding: Interval
 
     def waited(self) -> _Made:
         """The same once it has arrived on the host."""
-        if self.decoded.event is not None:
-            self.decoded.event.synchronize()
+        if self.decoding.ready is not None:
+            self.decoding.ready.synchronize()
         return self
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
@@ -24,8 +25,9 @@ MAX_BYTES = 8 * 2**30  # of decoded pixels held at once
 SEEN = 288  # pixels high, at least nearly: small frames are enlarged
 
 
-def read(source: str | Path, most: int | None = None) -> VideoArray:
-    """The frames of a video, a picture, or a folder of pictures (in the order of their names); `most`: only so many."""
+def read(source: str | Path, most: int | None = None, last: bool = False) -> VideoArray:
+    """The frames of a video, a picture, or a folder of pictures (in the order of their names). `most`: only so many,
+    the first ones, or the last ones with `last`."""
     path = Path(source)
     if most is not None and most < 1:
         raise ValueError(f"{most} frames asked for; at least 1 can be read")
@@ -35,23 +37,24 @@ def read(source: str | Path, most: int | None = None) -> VideoArray:
         files = sorted(file for file in path.iterdir() if file.suffix.lower() in PICTURES)
         if not files:
             raise ValueError(f"the folder {path} holds no pictures ({', '.join(PICTURES)})")
-        frames: Iterable[VideoArray] = map(_picture, files)
+        used = files[-most:] if last and most is not None else files
+        frames: Iterable[VideoArray] = map(_picture, used)
     elif path.suffix.lower() in PICTURES:
         frames = map(_picture, [path])
     elif path.suffix.lower() in VIDEOS:
-        frames = _decode(path, most)
+        frames = _decode(path, None if last else most)
     else:
         raise ValueError(f"{path} is neither a video ({', '.join(VIDEOS)}) nor a picture ({', '.join(PICTURES)})")
-    return _collect(path, frames, most)
+    return _collect(path, frames, most, last)
 
 
-def _collect(path: Path, frames: Iterable[VideoArray], most: int | None) -> VideoArray:
-    kept: list[VideoArray] = []
-    for frame in frames:
+def _collect(path: Path, frames: Iterable[VideoArray], most: int | None, last: bool) -> VideoArray:
+    kept: deque[VideoArray] = deque(maxlen=most if last else None)
+    for index, frame in enumerate(frames):
         if kept and frame.shape != kept[0].shape:
-            raise ValueError(f"{path}: frame {len(kept)} is {_size(frame)}, the first is {_size(kept[0])}")
+            raise ValueError(f"{path}: frame {index} is {_size(frame)}, the first is {_size(kept[0])}")
         kept.append(frame)
-        if len(kept) == most:
+        if len(kept) == most and not last:
             break
         if len(kept) * frame.nbytes > MAX_BYTES:
             raise ValueError(f"{path} is too long to hold in memory; read fewer than {len(kept)} frames")

@@ -72,6 +72,7 @@ class Config:
     eps: float = 1e-5
     yarn: Yarn | None = None
     text: int = 0  # width of text embeddings; 0: no start token, no absolute positions and no text
+    text_length: int = 512  # rows of text embeddings, padding included: all of them are attended to
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -288,15 +289,18 @@ class Cosmos(nn.Module):
         return *rope, table_SM.to(self.embed.weight.dtype)
 
     def context(self, text_BLC: Tensor) -> TextKV:
-        """What every layer needs of a text's embeddings, in the dtype of the weights."""
-        if not self.config.text:
+        """What every layer needs of a text's embeddings, in the dtype of the weights. Fewer rows than `text_length`
+        are padded with zeros, as the published models were trained: a layer attends to the padding too."""
+        width, length = self.config.text, self.config.text_length
+        if not width:
             raise ValueError("this model takes no text; the Cosmos models that do are 5b and 13b")
-        if text_BLC.ndim != 3 or text_BLC.shape[-1] != self.config.text:
+        if text_BLC.ndim != 3 or text_BLC.shape[-1] != width or not 1 <= text_BLC.shape[1] <= length:
             raise ValueError(
-                f"text embeddings have shape {tuple(text_BLC.shape)}; (batch, rows, {self.config.text}) is needed"
+                f"text embeddings have shape {tuple(text_BLC.shape)}; (batch, rows, {width}) is needed, with 1 to "
+                f"{length} rows: shorten the text, as nothing is cut off"
             )
-        text_BLC = text_BLC.to(self.embed.weight)
-        return tuple(layer.context(text_BLC) for layer in self.modules() if isinstance(layer, TextAttention))
+        padded = F.pad(text_BLC.to(self.embed.weight), (0, 0, 0, length - text_BLC.shape[1]))
+        return tuple(layer.context(padded) for layer in self.modules() if isinstance(layer, TextAttention))
 
     def bind(self, text_BLC: Tensor) -> Guided:
         """This model under a text, as the engine takes it."""
@@ -335,6 +339,7 @@ def _published(config: Config, name: str) -> Variant:
         licence="NVIDIA Open Model License",
         source=f"nvidia/Cosmos-Predict1-{name} (gated)",
         prompt_frames=9,
+        prompt_last=True,
         text="t5-11b" if config.text else "",
     )
 
@@ -350,6 +355,7 @@ def _random(config: Config) -> Variant:
         source="none: random, for tests",
         random=True,
         prompt_frames=9,
+        prompt_last=True,
         text="t5-11b" if config.text else "",
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from math import atanh, prod
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -76,6 +77,10 @@ class Conv(nn.Module):
         strides = (stride, 1, 1) if time > 1 else (1, stride, stride)
         self.earlier = time - strides[0] if time > 1 else 0  # frames needed from before the first new one
         self.conv3d = nn.Conv3d(inputs, outputs, (time, side, side), strides, (0, padding, padding))
+        # So that activations keep their size (He et al., 2015). As torch initialises them, they shrink from layer to
+        # layer until biases are all that is left, and every clip has the same ids.
+        nn.init.kaiming_normal_(self.conv3d.weight)
+        nn.init.zeros_(cast(Tensor, self.conv3d.bias))
 
     def forward(self, x_BTHWC: Tensor, past: Past) -> Tensor:
         conv = self.conv3d

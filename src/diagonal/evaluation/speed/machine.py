@@ -1,19 +1,17 @@
-"""The machine that a benchmark runs on: its clock, its bandwidth, and what it and the library are called."""
+"""The machine that a benchmark runs on: its bandwidth, and what it and the library are called."""
 
 from __future__ import annotations
 
 import platform
 import shutil
 import subprocess
-import time
-from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import diagonal
+from diagonal.generation.clock import Clock
 
 # Buffers far larger than any cache that a copy could stay in.
 COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}
@@ -21,44 +19,16 @@ COPIES, WARM_COPIES = 10, 2
 PACKAGE = Path(diagonal.__file__).parent
 
 
-class Clock:
-    """Moments in time. On a GPU they are events in its queue, so that taking one never waits for the work before."""
-
-    def __init__(self, device: torch.device) -> None:
-        if device.type not in COPY_BYTES:
-            raise ValueError(f"device {str(device)!r} has no clock here; times are taken on {' and '.join(COPY_BYTES)}")
-        self.device = device
-
-    @property
-    def cuda(self) -> bool:
-        """Whether the work runs beside Python, not in it."""
-        return self.device.type == "cuda"
-
-    def mark(self) -> Any:
-        """The moment at which all that was asked for so far is done."""
-        if not self.cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
-        return event
-
-    def wait(self) -> None:
-        """Let the device finish."""
-        if self.cuda:
-            torch.cuda.synchronize(self.device)
-
-    def milliseconds(self, marks: Sequence[Any]) -> list[float]:
-        """The time from each moment to the next."""
-        self.wait()
-        pairs = pairwise(marks)
-        if self.cuda:
-            return [float(first.elapsed_time(second)) for first, second in pairs]
-        return [1e3 * (second - first) for first, second in pairs]
+def check_timed(device: torch.device) -> torch.device:
+    """A device on which times are taken."""
+    if device.type not in COPY_BYTES:
+        raise ValueError(f"device {str(device)!r} has no clock here; times are taken on {' and '.join(COPY_BYTES)}")
+    return device
 
 
 def bandwidth(device: torch.device) -> float:
     """Bytes per second, read and written, of the best of several large copies on the device."""
-    clock = Clock(device)
+    clock = Clock(check_timed(device))
     source = torch.ones(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     marks = []

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from diagonal.catalog.names import find
 from diagonal.engine.chunks.denoise import Gaussian
-from diagonal.evaluation.speed.machine import Clock, describe
+from diagonal.evaluation.speed.machine import check_timed, describe
+from diagonal.generation.clock import Clock
 from diagonal.generation.request import Request, latent_frames, latent_size, texts
 from diagonal.generation.video import VideoModel
 from diagonal.planning.denoising import spec
@@ -48,7 +49,7 @@ PRODUCTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class VideoSettings:
     """How it is measured: the request, and how often."""
 
     request: Request
@@ -56,7 +57,7 @@ class Settings:
     warmup: int = 1
 
 
-def measure(model: VideoModel, settings: Settings, on_run: Callable[[], object] = lambda: None) -> dict[str, Any]:
+def measure(model: VideoModel, settings: VideoSettings, on_run: Callable[[], object] = lambda: None) -> dict[str, Any]:
     """The numbers of a request, as JSON takes them. `on_run` is called after every video."""
     request, device = settings.request, model.device
     clock, rate = Clock(device), tflops(model.device, next(model.model.parameters()).dtype)
@@ -114,7 +115,7 @@ def prompt(model: VideoModel) -> Tensor:
 
 def tflops(device: torch.device, dtype: torch.dtype) -> float:
     """10^12 operations per second of the best of several large matrix products."""
-    side, clock = SIDE[device.type], Clock(device)
+    side, clock = SIDE[check_timed(device).type], Clock(device)
     one = torch.randn(side, side, device=device, dtype=dtype)
     one @ one
     marks = [clock.mark()]
@@ -124,7 +125,7 @@ def tflops(device: torch.device, dtype: torch.dtype) -> float:
     return 2e-9 * side**3 / min(clock.milliseconds(marks))
 
 
-def _streamed(model: VideoModel, settings: Settings, on_run: Callable[[], object]) -> float:
+def _streamed(model: VideoModel, settings: VideoSettings, on_run: Callable[[], object]) -> float:
     """Seconds of a whole streamed video, decoded: the median."""
     times = []
     for _ in range(settings.warmup + settings.repeat):
@@ -136,7 +137,7 @@ def _streamed(model: VideoModel, settings: Settings, on_run: Callable[[], object
     return statistics.median(times[settings.warmup :])
 
 
-def _first_decode_ms(model: VideoModel, settings: Settings) -> float:
+def _first_decode_ms(model: VideoModel, settings: VideoSettings) -> float:
     """Milliseconds to decode the first latent frame of a video, to the host."""
     request = settings.request
     codec: Any = model.vae if request.decoder == "vae" else model.preview

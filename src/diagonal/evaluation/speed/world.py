@@ -19,11 +19,11 @@ from torch import Tensor
 
 from diagonal.engine.tokens.decode import Span
 from diagonal.evaluation.speed.floor import FloatArray, Traffic, step_bytes
-from diagonal.evaluation.speed.machine import Clock, bandwidth, describe
+from diagonal.evaluation.speed.machine import bandwidth, describe
+from diagonal.generation.clock import Clock
 from diagonal.generation.token_session import TokenSession
 from diagonal.generation.world import World
 from diagonal.planning.plan import NONE, Order, Plan
-from diagonal.text.encoders import ENCODERS
 
 DEFINITION = """\
 step                one call of the model and the sampling of its tokens, from the end of the step before to its own
@@ -56,7 +56,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class WorldSettings:
     """How it is measured."""
 
     frames: int | None = None  # new ones; None: what the model's window holds
@@ -75,7 +75,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TimedRun:
     """One decoding: milliseconds of every step, how many the first frame took, and the most bytes in use."""
 
     step_ms: list[float]
@@ -85,7 +85,7 @@ class Run:
 
 
 def measure(
-    cases: Sequence[Case], settings: Settings, on_run: Callable[[], object] = lambda: None
+    cases: Sequence[Case], settings: WorldSettings, on_run: Callable[[], object] = lambda: None
 ) -> list[dict[str, Any]]:
     """The numbers of each case, as JSON takes them. `on_run` is called after every run of a case."""
     device = next(cases[0].world.model.parameters()).device
@@ -94,7 +94,7 @@ def measure(
             raise ValueError(f"{case.order} decodes all in its first step; measure more frames, or another schedule")
     cases = [Case(with_text(case.world), case.order) for case in cases]
     speed = bandwidth(device)
-    runs: list[list[Run]] = [[] for _ in cases]
+    runs: list[list[TimedRun]] = [[] for _ in cases]
     for _ in range(settings.warmup + settings.repeat):
         for case, made in zip(cases, runs, strict=True):
             made.append(_run(case, settings))
@@ -112,10 +112,12 @@ def with_text(world: World) -> World:
 
 
 def _text_rows(world: World) -> int:
-    return ENCODERS[world.variant.text].length if world.variant.text else 0
+    """Rows of a text, padding included, to which every input attends."""
+    config: Any = world.variant.config
+    return config.text_length if world.variant.text else 0
 
 
-def decoding(case: Case, settings: Settings) -> TokenSession:
+def decoding(case: Case, settings: WorldSettings) -> TokenSession:
     """The decoding of a case, after a prompt of random ids."""
     world = case.world
     usual = 1 + (world.variant.prompt_frames - 1) // int(world.tokenizer.stride)
@@ -149,7 +151,7 @@ def _shortened(plan: Plan, steps: int) -> Plan:
     return replace(plan, steps=plan.steps[:steps])
 
 
-def _run(case: Case, settings: Settings) -> Run:
+def _run(case: Case, settings: WorldSettings) -> TimedRun:
     began = time.perf_counter()
     stream = decoding(case, settings)
     stream.windows = cut(stream.windows, settings.steps)
@@ -165,10 +167,10 @@ def _run(case: Case, settings: Settings) -> Run:
         first = len(marks) - 1 if first is None else first
     step_ms = clock.milliseconds(marks)
     seconds = time.perf_counter() - began
-    return Run(step_ms, first, seconds, torch.cuda.max_memory_allocated(device) if clock.cuda else None)
+    return TimedRun(step_ms, first, seconds, torch.cuda.max_memory_allocated(device) if clock.cuda else None)
 
 
-def _streamed_ms(case: Case, settings: Settings) -> float:
+def _streamed_ms(case: Case, settings: WorldSettings) -> float:
     """Milliseconds from the end of the first step to the last frame's pixels on the host: the median."""
     times = []
     for _ in range(settings.warmup + settings.repeat):
@@ -181,7 +183,7 @@ def _streamed_ms(case: Case, settings: Settings) -> float:
     return statistics.median(times[settings.warmup :])
 
 
-def _tokenizer_ms(case: Case, settings: Settings, frames: int) -> float:
+def _tokenizer_ms(case: Case, settings: WorldSettings, frames: int) -> float:
     """Milliseconds to decode one token frame to pixels on the host: the median, one frame after the other."""
     world, clock = case.world, Clock(next(case.world.model.parameters()).device)
     ids_1THW = _random_ids(world, frames + 1)[None].to(clock.device)
@@ -197,7 +199,7 @@ def _tokenizer_ms(case: Case, settings: Settings, frames: int) -> float:
     return statistics.median(times)
 
 
-def _numbers(case: Case, settings: Settings, runs: Sequence[Run], speed: float) -> dict[str, Any]:
+def _numbers(case: Case, settings: WorldSettings, runs: Sequence[TimedRun], speed: float) -> dict[str, Any]:
     """All that is reported of a case. Fields are explained in DEFINITION."""
     world, stream, made = case.world, decoding(case, settings), runs[settings.warmup :]
     plans = [plan for _, plan in stream.windows]
@@ -241,7 +243,7 @@ def _numbers(case: Case, settings: Settings, runs: Sequence[Run], speed: float) 
     )
 
 
-def _floor_bytes(case: Case, stream: TokenSession, settings: Settings) -> FloatArray:
+def _floor_bytes(case: Case, stream: TokenSession, settings: WorldSettings) -> FloatArray:
     """Bytes that each of the measured steps must read."""
     traffic = Traffic.of(case.world.model, stream.cache_dtype, len(stream.video.units_BTU))
     plans = [plan for _, plan in cut(stream.windows, settings.steps)]
@@ -278,7 +280,7 @@ def _rates(
     }
 
 
-def _first_frame_ms(runs: Sequence[Run], pixels_ms: float | None) -> float | None:
+def _first_frame_ms(runs: Sequence[TimedRun], pixels_ms: float | None) -> float | None:
     """From the start to the first new frame; with its pixels, where the tokenizer is measured."""
     reached = [sum(run.step_ms[: run.first_frame]) for run in runs if run.first_frame is not None]
     return statistics.median(reached) + (pixels_ms or 0.0) if reached else None
