@@ -18,9 +18,11 @@ Causal diffusion does the same with chunks of frames and their denoising steps:
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+SPINS = 1_000  # looks at a barrier before a thread sleeps; GNU OpenMP alone: 300,000
 
 if TYPE_CHECKING:
     from diagonal.generation.components import Weights as Weights
@@ -81,6 +83,19 @@ __all__ = [
     "load",
     "make_plan",
 ]
+
+
+def _spin_less() -> None:
+    """Let OpenMP threads that wait sleep soon, where the user says nothing of it and PyTorch is not imported yet.
+
+    GNU OpenMP, which PyTorch uses on Linux, reads this once, when it is loaded. By default a thread spins for
+    milliseconds at a barrier; beside another busy process it so keeps the core from the very thread it waits for.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = str(SPINS)
+
+
+_spin_less()
 
 
 def __getattr__(name: str) -> Any:
