@@ -44,7 +44,7 @@ fps_with_tokenizer  the same frames as pixels in the host's memory, streamed: fr
                     frame, plus one step as in fps; median over repeats. Captured steps run while frames are decoded.
                     Where derived: fps with tokenizer_ms added
 tokens_per_second   tokens of these frames over the same time
-tokenizer_ms        all new frames decoded to pixels one after the other, those of a batch together, with nothing beside
+tokenizer_ms        all new frames decoded to pixels alone, one after the other, those of a batch together
 first_frame_ms      prefill, steps and (where the tokenizer is measured) pixels of the first new token frame, of all
                     prompts together
 warmup_s            the first run, with all that is set up or compiled once; in no other number
