@@ -72,7 +72,9 @@ def _tokens(cases: Sequence[dict[str, Any]]) -> str:
     if not cases:
         return ""
     same = ("device", "model", "schedule", "weights", "frames", "known")
-    newest = {(numbers(one), one["fps_with_tokenizer"] is None, *(one[key] for key in same)): one for one in cases}
+    newest = {}
+    for one in cases:
+        newest[numbers(one), one["fps_with_tokenizer"] is None, _batch(one), *(one[key] for key in same)] = one
     cases = list(newest.values())
     ordered = sorted(cases, key=lambda case: (*_setting(case), -case["steps"]))
     lines = ["| " + " | ".join(HEADINGS) + " |", "|---" * len(HEADINGS) + "|"]
@@ -113,7 +115,12 @@ def _videos(cases: Sequence[dict[str, Any]]) -> str:
 def _setting(case: dict[str, Any]) -> tuple[Any, ...]:
     """Only cases that agree in this can be compared."""
     rest = (case[key] for key in ("weights", "frames", "known", "commit"))
-    return (case["device"], case["model"], numbers(case), *rest)
+    return (case["device"], case["model"], numbers(case), _batch(case), *rest)
+
+
+def _batch(case: dict[str, Any]) -> int:
+    """Prompts that were decoded together: one, in results from before there could be more."""
+    return int(case.get("batch", 1))
 
 
 def _cells(case: dict[str, Any], cases: Sequence[dict[str, Any]]) -> list[str]:
@@ -129,7 +136,7 @@ def _cells(case: dict[str, Any], cases: Sequence[dict[str, Any]]) -> list[str]:
         case["device"],
         numbers(case),
         case["weights"],
-        f"{case['frames']}",
+        f"{case['frames']}" if _batch(case) == 1 else f"{_batch(case)} x {case['frames']}",
         f"{case['steps']}",
         f"{case['ms_per_step']:.3f}",
         f"{case['floor_ms']:.3f}",

@@ -101,6 +101,13 @@ def test_two_settings_take_turns_and_few_steps_are_said_to_be_few(tmp_path: Path
     assert os.listdir(tmp_path) == []
 
 
+def test_all_frames_at_once_are_measured_too(tmp_path: Path) -> None:
+    size = ["--height", "32", "--width", "48", "--frames", "9", "--decoder", "none"]
+    (case,) = bench(tmp_path, "--model", "wan/tiny", "--preset", "wan", *size, "--repeat", "1")["cases"]
+    assert (case["preset"], case["steps"], len(case["by_chunk_ms"])) == ("wan", 100, 1)
+    assert case["fps"] == pytest.approx(9e3 / (100 * case["mean_ms"])) and case["floor_ms"] > 0
+
+
 @pytest.mark.parametrize(("kind", "least", "kl"), [("int8", 0.9, 1e-3), ("fp8", 0.9, 2e-3)])
 def test_quantised_weights_are_measured_beside_the_others_with_their_agreement(
     tmp_path: Path, kind: str, least: float, kl: float

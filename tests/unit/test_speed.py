@@ -131,12 +131,47 @@ def test_cases_take_turns(world: World, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_rates_with_pixels_are_of_the_streamed_run_or_else_of_the_sum() -> None:
-    facts = {"steps": 10, "measured_steps": 9, "frames": 8, "tokens_per_step": 3.0}
+    facts = {"batch": 1, "steps": 10, "measured_steps": 9, "frames": 8, "tokens_per_step": 3.0}
     alone, added, streamed = (speed._rates(facts, 2.0, *times) for times in ((None, None), (5.0, None), (5.0, 30.0)))
     assert alone["fps"] == added["fps"] == streamed["fps"] == 400.0 and alone["tokens_per_second"] == 1500.0
     # The streamed run is timed from the end of its first step on.
     assert [one["fps_with_tokenizer"] for one in (alone, added, streamed)] == [None, 320.0, 250.0]
     assert not alone["derived"] and speed._rates(facts | {"measured_steps": 4}, 2.0, None, None)["derived"]
+    three = speed._rates(facts | {"batch": 3}, 2.0, 5.0, 30.0)
+    for rate in ("fps", "fps_with_tokenizer", "tokens_per_second"):
+        assert three[rate] == pytest.approx(3 * streamed[rate])
+
+
+def test_a_batch_counts_the_frames_tokens_and_bytes_of_all_prompts(world: World, slow_first: list[float]) -> None:
+    (numbers,) = measure([case(world)], WorldSettings(frames=8, batch=3, tokenizer=False))
+    assert numbers["batch"] == 3 and numbers["frames"] == 8 and numbers["steps"] == 9
+    assert numbers["tokens_per_step"] == pytest.approx(24 / 9)
+    assert numbers["fps"] == pytest.approx(3 * 8 / (9 * 4.5e-3))
+    assert numbers["tokens_per_second"] == pytest.approx(3 * 24 / (9 * 4.5e-3))
+    plan = world.stream(torch.zeros(2, 4, 6, dtype=torch.long), frames=8, schedule="diagonal:k=1").windows[0][1]
+    one, three = (Traffic.of(world.model, torch.float32, batch) for batch in (1, 3))
+    assert numbers["floor_ms"] == pytest.approx(1e3 * step_bytes(three, [plan])[1:].mean() / 1e9)
+    assert numbers["floor_ms"] > 1e3 * step_bytes(one, [plan])[1:].mean() / 1e9
+
+
+def test_the_prompts_of_a_batch_differ_and_the_first_is_that_of_a_batch_of_one(world: World) -> None:
+    one, three = (speed.decoding(case(world), WorldSettings(frames=8, batch=batch)) for batch in (1, 3))
+    prompts = three.video.units_BTU[:, : three.known]
+    assert len(three.video.units_BTU) == 3 and len(prompts.unique(dim=0)) == 3
+    assert torch.equal(prompts[:1], one.video.units_BTU[:, : one.known])
+    assert three.frames == one.frames and three.calls == one.steps
+
+
+def test_each_prompt_of_a_batch_has_a_text_of_its_own() -> None:
+    world = load("cosmos/tiny-text")
+    (numbers,) = measure([case(world)], WorldSettings(frames=8, batch=2, repeat=1))
+    assert numbers["batch"] == 2 and numbers["fps_with_tokenizer"] > 0 and numbers["tokenizer_ms"] > 0
+    guided = speed.with_text(world, 2)
+    assert {len(part) for pair in guided.runner.text for part in pair} == {2}
+    traffic = Traffic.of(world.model, torch.float32, 2)
+    plan = world.stream(torch.zeros(2, 4, 6, dtype=torch.long), frames=8, schedule="diagonal:k=1").windows[0][1]
+    read = step_bytes(traffic, [plan], text_rows=512)[1:].mean()
+    assert numbers["floor_ms"] == pytest.approx(1e3 * read / (1e9 * numbers["bandwidth_gbs"]))
 
 
 @pytest.mark.parametrize("name", ["mcar/tiny", "cosmos/tiny-text"])
@@ -177,10 +212,10 @@ def test_every_number_that_needs_words_has_them(world: World) -> None:
     (numbers,) = measure([case(world)], WorldSettings(frames=8, repeat=1))
     named = {word.strip("():;,.") for word in DEFINITION.split()}
     timed = {key for key in numbers if key.startswith(("ms_", "fps", "floor", "peak")) or key.endswith(("_ms", "_s"))}
-    assert timed | {"derived", "bandwidth_gbs", "measured_steps", "tokens_per_second"} <= named
+    assert timed | {"batch", "derived", "bandwidth_gbs", "measured_steps", "tokens_per_second"} <= named
 
 
-@pytest.mark.parametrize("wrong", [{"repeat": 0}, {"warmup": 0}, {"steps": 0}, {"known": 0}])
+@pytest.mark.parametrize("wrong", [{"repeat": 0}, {"warmup": 0}, {"steps": 0}, {"known": 0}, {"batch": 0}])
 def test_wrong_settings_are_refused(wrong: dict[str, int]) -> None:
     ((name, _),) = wrong.items()
     with pytest.raises(ValueError, match=f"{name}=0 given"):
@@ -285,6 +320,16 @@ def test_of_a_token_case_that_several_files_have_the_newest_with_and_without_pix
         (tmp_path / f"2026-11-{day}.json").write_text(json.dumps({"kind": "bench", "cases": some}))
     shown = [line.split("|")[11].strip() for line in table.markdown(table.read(tmp_path)).splitlines()[2:4]]
     assert sorted(shown) == ["2.00", "3.00"]
+
+
+def test_batches_are_cases_of_their_own_and_compared_with_their_own_raster() -> None:
+    cases = [result("raster", 1, 90), result("diagonal:k=1", 4, 9), result("diagonal:k=1", 12, 9, batch=8)]
+    rows = [line.split("|")[1:-1] for line in table.markdown(cases).splitlines()[2:]]
+    assert sorted((row[5].strip(), row[12].strip()) for row in rows) == [
+        ("24", "1.00x"),
+        ("24", "4.00x"),
+        ("8 x 24", ""),
+    ]
 
 
 def test_the_table_goes_between_its_marks_and_can_be_renewed(tmp_path: Path) -> None:

@@ -291,6 +291,10 @@ def test_the_teacher_sees_all_frames_at_once(model: VideoModel) -> None:
     words, bad = (embed([text], ENCODERS["hash"], device="cpu") for text in ("a red cat", "bad"))
     exact = sample_whole(model.model, unipc(3, 8.0, torch.device("cpu")), words, bad, 2.0, noise[None])
     assert torch.equal(clip.latents, exact[0])
+    as_rows = model.generate(replace(request, negative_prompt=bad[0]), output_type="latent")
+    assert torch.equal(as_rows.latents, clip.latents)
+    with pytest.raises(ValueError, match=r"prompt_embeds of shape \(2, 7\) given"):
+        model.stream(replace(request, negative_prompt=torch.zeros(2, 7)))
     with pytest.raises(ValueError, match="the prompt cannot change"):
         model.stream(request).update("a dog")
 

@@ -10,7 +10,15 @@ import torch
 import diagonal
 from diagonal import Request
 from diagonal.evaluation.speed import video as video_speed
-from diagonal.evaluation.speed.video import VideoSettings, _operations, _text_rows, check, measure
+from diagonal.evaluation.speed.video import (
+    VideoSettings,
+    _denoised,
+    _operations,
+    _text_rows,
+    _work,
+    check,
+    measure,
+)
 
 SMALL = {"height": 64, "width": 96}
 
@@ -40,6 +48,41 @@ def test_the_numbers_of_a_video(model: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert min(taken.values()) > 0 and made["fps_with_tokenizer"] == pytest.approx(33 / taken["_streamed"])
     assert made["first_frame_ms"] == pytest.approx(4 * made["by_chunk_ms"][0] + taken["_first_decode_ms"])
     assert made["weights"] == "random" and made["peak_gb"] is None and made["commit"]
+
+
+def test_all_frames_at_once_take_two_calls_a_step_and_are_one_chunk(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    hook = model.model.register_forward_hook(lambda *_: calls.append(1))
+    monkeypatch.setattr(model, "encoder", None)  # no text is encoded
+    asked = request(preset="wan", num_inference_steps=3)
+    check(asked.how(), asked)
+    made = measure(model, VideoSettings(asked, repeat=2))
+    hook.remove()
+    assert len(calls) == 2 * (1 + 2) * 6  # latents alone, and with pixels
+    assert (made["preset"], made["steps"], made["frames"], len(made["by_chunk_ms"])) == ("wan", 6, 33, 1)
+    assert made["schedule"].startswith("teacher:steps=3")
+    assert made["fps"] == pytest.approx(1e3 * 33 / (6 * made["mean_ms"]))
+    assert made["first_frame_ms"] > 6 * made["by_chunk_ms"][0] and made["fps_with_tokenizer"] > 0
+
+
+def test_all_frames_at_once_that_follow_in_pieces_take_the_time_of_all(model: Any) -> None:
+    """All is denoised before the first of the pieces comes."""
+    asked = request(preset="wan", num_inference_steps=2, decoder="none")
+    pieces = [(chunk.denoise_seconds, chunk.forwards) for chunk in model.stream(asked)]
+    assert [calls for _, calls in pieces] == [4, 0, 0]
+    ((seconds, calls),) = _denoised(model, asked)
+    assert calls == 4 and seconds > 0
+
+
+def test_the_floor_of_all_frames_at_once_counts_both_prompts(model: Any) -> None:
+    first, second = torch.eye(5, 48), torch.eye(2, 48)
+    both = request(prompt_embeds=first, preset="wan", num_inference_steps=3, negative_prompt=second)
+    tokens, work = 9 * 4 * 6, [_work(model, rows) for rows in (5, 2)]
+    assert _operations(model, both, 5) == 3 * sum(one(tokens, tokens) for one in work)
+    twice = request(prompt_embeds=first, preset="wan", num_inference_steps=6, negative_prompt=first)
+    assert _operations(model, twice, 5) == 12 * work[0](tokens, tokens)
 
 
 def test_without_a_decoder_there_are_no_pixels(model: Any) -> None:
@@ -72,9 +115,6 @@ def test_rows_of_a_prompt_are_counted_without_padding(model: Any) -> None:
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
-    teacher = request(preset="wan", num_frames=33)
-    with pytest.raises(ValueError, match="all frames at once"):
-        check(teacher.how(), teacher)
     endless = request(num_frames=None)
     with pytest.raises(ValueError, match="without end"):
         check(endless.how(), endless)

@@ -52,7 +52,7 @@ class Request:
     keep_sink: bool = True  # a sink that left the window keeps the keys of the prompt before
     capture: bool = True  # on a GPU, record the model's calls and replay them
     # Of the preset `wan` alone, which has guidance:
-    negative_prompt: str | None = None
+    negative_prompt: str | Tensor | None = None
     guidance_scale: float | None = None
     num_inference_steps: int | None = None
 

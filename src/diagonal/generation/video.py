@@ -265,7 +265,7 @@ class VideoModel:
         noise = Gaussian(request.draw_seeds(), self.device)(0, 0, shape)
         if request.latents is not None:
             noise = self._noise(request, shape)
-        (negative,) = self._embed([request.negative_prompt or ""])
+        (negative,) = self._embed(["" if request.negative_prompt is None else request.negative_prompt])
 
         def chunks(text: Text) -> Iterator[Chunk]:
             solver = unipc(steps, how.shift, self.device)

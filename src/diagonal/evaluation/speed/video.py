@@ -20,16 +20,18 @@ from diagonal.catalog.names import find
 from diagonal.engine.chunks.denoise import Gaussian
 from diagonal.evaluation.speed.machine import check_timed, describe
 from diagonal.generation.clock import Clock
-from diagonal.generation.request import Request, latent_frames, latent_size, texts
+from diagonal.generation.request import Prompts, Request, latent_frames, latent_size, texts
 from diagonal.generation.video import VideoModel
 from diagonal.planning.denoising import spec
 from diagonal.planning.presets import Preset
 from diagonal.text.encoders import embed
 
 DEFINITION = """\
-step                one call of the transformer with the noise before it; batch 1; text embeddings are there already
+step                one call of the transformer with the noise before it; batch 1; text embeddings are there already.
+                    The preset wan makes all frames at once, one chunk, and guides them: two calls at each noise level,
+                    one with the prompt and one with the negative prompt
 text_rows           rows of the prompt's embeddings. The padding behind them is attended to as well; as it is the same
-                    row again and again, all of it is one key in floor_ms
+                    row again and again, all of it is one key in floor_ms. A negative prompt that is not given has one
 ms_per_step         milliseconds of a chunk over its calls, median over all chunks and repeats; by_chunk_ms: mean of
                     each chunk; mean_ms: mean of all calls. Nothing is decoded meanwhile
 floor_ms            operations of a call (products and attention), on average, over tflops
@@ -37,13 +39,14 @@ floor_ratio         mean_ms / floor_ms
 tflops              10^12 operations per second of the best of several products of large matrices in the same run
 fps                 frames / (steps * mean_ms): latents alone
 fps_with_tokenizer  the same frames as pixels in the host's memory, streamed: chunks are decoded while the next one is
-                    denoised; from the start to the last frame; median over repeats
+                    denoised (of the preset wan after all is denoised); from the start to the last frame; median over
+                    repeats
 first_frame_ms      the calls of the first chunk and the decoding of its first latent frame, one after the other
 warmup_s            the first run, with all that is set up or compiled once; in no other number
 peak_gb             most memory in use at once on the GPU, weights, cache and decoder
 units               ms: milliseconds; GB: 10^9 bytes; one video is made at a time"""
 
-TEXT_ROWS = 128  # of a typical prompt, at most what the model takes
+TEXT_ROWS, NEGATIVE_ROWS = 128, 1  # of a typical prompt, at most what the model takes, and of an empty one
 SIDE = {"cuda": 8192, "cpu": 1024}
 PRODUCTS = 10
 
@@ -59,6 +62,7 @@ class VideoSettings:
 
 def measure(model: VideoModel, settings: VideoSettings, on_run: Callable[[], object] = lambda: None) -> dict[str, Any]:
     """The numbers of a request, as JSON takes them. `on_run` is called after every video."""
+    settings = replace(settings, request=_with_negative(model, settings.request))
     request, device = settings.request, model.device
     clock, rate = Clock(device), tflops(model.device, next(model.model.parameters()).dtype)
     if clock.cuda:
@@ -66,7 +70,7 @@ def measure(model: VideoModel, settings: VideoSettings, on_run: Callable[[], obj
     latents, began = replace(request, decoder="none"), time.perf_counter()
     runs = []
     for index in range(settings.warmup + settings.repeat):
-        runs.append([(piece.model_seconds, piece.calls) for piece in model.stream(latents)])
+        runs.append(_denoised(model, latents))
         on_run()
         if index == 0:
             warmup_s = time.perf_counter() - began
@@ -106,11 +110,31 @@ def measure(model: VideoModel, settings: VideoSettings, on_run: Callable[[], obj
     } | describe(device)
 
 
-def prompt(model: VideoModel) -> Tensor:
+def prompt(model: VideoModel, rows: int = TEXT_ROWS) -> Tensor:
     """Embeddings (rows, width) of noise, as long as a typical prompt: speed does not ask what it says."""
     config = model.variant.config
-    rows = min(TEXT_ROWS, config.text_length)
-    return torch.randn(rows, config.text_dim, generator=torch.Generator().manual_seed(0))
+    shape = (min(rows, config.text_length), config.text_dim)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def _with_negative(model: VideoModel, request: Request) -> Request:
+    """A request with all that is guided away from: it needs no text encoder."""
+    if request.how().chunk_frames is not None or request.negative_prompt is not None:
+        return request
+    return replace(request, negative_prompt=prompt(model, NEGATIVE_ROWS))
+
+
+def _denoised(model: VideoModel, request: Request) -> list[tuple[float, int]]:
+    """Seconds and calls of each chunk of a video. Frames that come without a call, as all but the first do where all
+    are made at once, belong to the chunk before."""
+    found: list[tuple[float, int]] = []
+    for piece in model.stream(request):
+        if piece.calls:
+            found.append((piece.model_seconds, piece.calls))
+        else:
+            seconds, calls = found[-1]
+            found[-1] = (seconds + piece.model_seconds, calls)
+    return found
 
 
 def tflops(device: torch.device, dtype: torch.dtype) -> float:
@@ -151,30 +175,36 @@ def _first_decode_ms(model: VideoModel, settings: VideoSettings) -> float:
     return statistics.median(times[settings.warmup :])
 
 
-@torch.inference_mode()
 def _text_rows(model: VideoModel, request: Request) -> int:
     """Rows of the prompt without its padding, as the model counts them."""
-    text = request.prompt_embeds
-    if text is None:
-        text = embed(texts(request.prompt), model.encoder, device=model.device)
-    _, _, rows_B = model.model.embed_text(text if text.ndim == 3 else text[None])[0]
+    return _rows(model, request.prompt_embeds if request.prompt_embeds is not None else request.prompt or "")
+
+
+@torch.inference_mode()
+def _rows(model: VideoModel, text: Prompts) -> int:
+    rows = text if isinstance(text, Tensor) else embed(texts(text), model.encoder, device=model.device)
+    _, _, rows_B = model.model.embed_text(rows if rows.ndim == 3 else rows[None])[0]
     return int(rows_B)
 
 
 def _operations(model: VideoModel, request: Request, text_rows: int) -> float:
     """Operations of all calls of a video: twice for every weight of a block and token, and four times for every number
-    of a head, query and key."""
+    of a head, query and key. Guidance calls the model a second time at each level, with the negative prompt."""
     how, config = request.how(), model.variant.config
     codec = find("tokenizers", model.variant.vae)
     rows, cols = latent_size(*request.size(model.variant.size), codec.patch, config.patch)
     frame = (rows // config.patch) * (cols // config.patch)
-    total, work = latent_frames(request.num_frames or 0, how, codec.stride), _work(model, text_rows)
+    total = latent_frames(request.num_frames or 0, how, codec.stride)
+    texts = [_work(model, text_rows)]
+    if how.chunk_frames is None:
+        assert request.negative_prompt is not None
+        texts.append(_work(model, _rows(model, request.negative_prompt)))
     chunk, operations = how.chunk_frames or total, 0.0
     for index in range(total // chunk):
         extra = how.schedule.context_level(index) is not None
         calls = len(how.schedule.levels(index)) + extra
         seen = min((index + 1) * chunk, how.window_frames or total)
-        operations += calls * work(chunk * frame, seen * frame)
+        operations += sum(calls * work(chunk * frame, seen * frame) for work in texts)
     return operations
 
 
@@ -195,7 +225,5 @@ def _work(model: VideoModel, text_rows: int) -> Callable[[int, int], float]:
 
 def check(preset: Preset, request: Request) -> None:
     """Refuse what cannot be measured."""
-    if preset.chunk_frames is None:
-        raise ValueError("the preset makes all frames at once; bench measures those that work chunk by chunk")
     if request.num_frames is None:
         raise ValueError("num_frames is needed: a video without end is not measured")

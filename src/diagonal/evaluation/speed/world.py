@@ -27,24 +27,29 @@ from diagonal.planning.plan import NONE, Order, Plan
 
 DEFINITION = """\
 step                one call of the model and the sampling of its tokens, from the end of the step before to its own
-                    end; batch 1; the prompt is encoded before, and the tokenizer is timed apart
+                    end; the prompts are encoded before, and the tokenizer is timed apart
+batch               prompts that are decoded together, each with random ids and a text of its own. frames, steps and
+                    tokens_per_step are those of one of them; fps, fps_with_tokenizer and tokens_per_second count all
 prefill_ms          the first step, which is fed the prompt; in no other time but first_frame_ms. Where a video slides
                     past the model's window, feeding the kept frames again is a step like the others
 ms_per_step         median over all steps but the first, and over repeats; p95_ms: their 95th percentile; mean_ms: mean
 floor_ms            the least that these steps could take, on average: bytes of the weights and of the visible keys and
-                    values that a step must read, over bandwidth_gbs
+                    values of the whole batch that a step must read, over bandwidth_gbs
 floor_ratio         ms_per_step / floor_ms
 bandwidth_gbs       of the best of several large copies on the device, bytes read and written
-fps                 frames / (steps * mean_ms): new frames as tokens. derived = true: only the first measured_steps were
-                    run, and fps, fps_with_tokenizer and tokens_per_second take all the others to be like these
+fps                 batch * frames / (steps * mean_ms): new frames as tokens. derived = true: only the first
+                    measured_steps were run, and fps, fps_with_tokenizer and tokens_per_second take all the others to be
+                    like these
 fps_with_tokenizer  the same frames as pixels in the host's memory, streamed: from the end of the first step to the last
                     frame, plus one step as in fps; median over repeats. Captured steps run while frames are decoded.
                     Where derived: fps with tokenizer_ms added
-tokenizer_ms        all new frames decoded to pixels one after the other, with nothing beside it
-first_frame_ms      prefill, steps and (where the tokenizer is measured) pixels of the first new token frame
+tokens_per_second   tokens of these frames over the same time
+tokenizer_ms        all new frames decoded to pixels alone, one after the other, those of a batch together
+first_frame_ms      prefill, steps and (where the tokenizer is measured) pixels of the first new token frame, of all
+                    prompts together
 warmup_s            the first run, with all that is set up or compiled once; in no other number
 peak_gb             most memory in use at once on the GPU, that of all cases that take turns
-units               ms: milliseconds; GB: 10^9 bytes; one decoding runs at a time"""
+units               ms: milliseconds; GB: 10^9 bytes; one decoding, of a whole batch, runs at a time"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +66,15 @@ class WorldSettings:
 
     frames: int | None = None  # new ones; None: what the model's window holds
     known: int | None = None  # token frames of the prompt; None: what the model is usually given
+    batch: int = 1  # prompts that are decoded together
     repeat: int = 3
     warmup: int = 1
     steps: int | None = None  # only so many after the first are run; None: all
     tokenizer: bool = True
 
     def __post_init__(self) -> None:
-        for name, value in (("known", self.known), ("repeat", self.repeat), ("warmup", self.warmup)):
+        counts = {"known": self.known, "batch": self.batch, "repeat": self.repeat, "warmup": self.warmup}
+        for name, value in counts.items():
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} given; it must be at least 1")
         if self.steps is not None and self.steps < 1:
@@ -92,7 +99,7 @@ def measure(
     for case in cases:
         if decoding(case, settings).calls < 2:
             raise ValueError(f"{case.order} decodes all in its first step; measure more frames, or another schedule")
-    cases = [Case(with_text(case.world), case.order) for case in cases]
+    cases = [Case(with_text(case.world, settings.batch), case.order) for case in cases]
     speed = bandwidth(device)
     runs: list[list[TimedRun]] = [[] for _ in cases]
     for _ in range(settings.warmup + settings.repeat):
@@ -102,13 +109,14 @@ def measure(
     return [_numbers(case, settings, made, speed) for case, made in zip(cases, runs, strict=True)]
 
 
-def with_text(world: World) -> World:
-    """A world that reads text is given one, or its text layers would be left out: rows of noise, as many as usual."""
+def with_text(world: World, batch: int = 1) -> World:
+    """A world that reads text is given one for each prompt, or its text layers would be left out: rows of noise, as
+    many as usual."""
     if not world.variant.text:
         return world
     config: Any = world.variant.config  # that of a model with text knows the width of its embeddings
     generator = torch.Generator().manual_seed(0)
-    return world.guided(torch.randn(_text_rows(world), config.text, generator=generator))
+    return world.guided(torch.randn(batch, _text_rows(world), config.text, generator=generator))
 
 
 def _text_rows(world: World) -> int:
@@ -118,18 +126,17 @@ def _text_rows(world: World) -> int:
 
 
 def decoding(case: Case, settings: WorldSettings) -> TokenSession:
-    """The decoding of a case, after a prompt of random ids."""
+    """The decoding of a case, after prompts of random ids."""
     world = case.world
     usual = 1 + (world.variant.prompt_frames - 1) // int(world.tokenizer.stride)
-    prompt = _random_ids(world, usual if settings.known is None else settings.known)
+    prompt = _random_ids(world, settings.batch, usual if settings.known is None else settings.known)
     return world.stream(prompt, frames=settings.frames, schedule=case.order)
 
 
-def _random_ids(world: World, frames: int) -> Tensor:
+def _random_ids(world: World, batch: int, frames: int) -> Tensor:
     config = world.variant.config
-    return torch.randint(
-        config.codebook, (frames, config.rows, config.cols), generator=torch.Generator().manual_seed(0)
-    )
+    shape = (batch, frames, config.rows, config.cols)
+    return torch.randint(config.codebook, shape, generator=torch.Generator().manual_seed(0))
 
 
 def cut(windows: Sequence[tuple[Span, Plan]], steps: int | None) -> list[tuple[Span, Plan]]:
@@ -184,16 +191,17 @@ def _streamed_ms(case: Case, settings: WorldSettings) -> float:
 
 
 def _tokenizer_ms(case: Case, settings: WorldSettings, frames: int) -> float:
-    """Milliseconds to decode one token frame to pixels on the host: the median, one frame after the other."""
+    """Milliseconds to decode one token frame of each prompt to pixels on the host: the median, one frame after the
+    other."""
     world, clock = case.world, Clock(next(case.world.model.parameters()).device)
-    ids_1THW = _random_ids(world, frames + 1)[None].to(clock.device)
+    ids_BTHW = _random_ids(world, settings.batch, frames + 1).to(clock.device)
     times = []
     for index in range(settings.warmup + settings.repeat):
         state: dict[str, Tensor] = {}
-        world.tokenizer.decode(ids_1THW[:, :1], state)  # the prompt's, on which a later one may look back
+        world.tokenizer.decode(ids_BTHW[:, :1], state)  # the prompt's, on which a later one may look back
         marks = [clock.mark()]
-        for ids_1HW in ids_1THW[:, 1:].unbind(1):
-            world.tokenizer.decode(ids_1HW[:, None], state).cpu()
+        for ids_BHW in ids_BTHW[:, 1:].unbind(1):
+            world.tokenizer.decode(ids_BHW[:, None], state).cpu()
             marks.append(clock.mark())
         times += clock.milliseconds(marks) if index >= settings.warmup else []
     return statistics.median(times)
@@ -217,6 +225,7 @@ def _numbers(case: Case, settings: WorldSettings, runs: Sequence[TimedRun], spee
         "dtype": str(parameters[0].dtype).removeprefix("torch."),
         "quantize": world.quantized or "none",
         "sampling": asdict(stream.sampler.sampling),
+        "batch": settings.batch,
         "known": stream.known,
         "frames": stream.frames,
         "steps": stream.calls,
@@ -266,17 +275,17 @@ def _times(step_ms: FloatArray, floor_ms: float) -> dict[str, Any]:
 def _rates(
     facts: dict[str, Any], mean_ms: float, tokenizer_ms: float | None, streamed_ms: float | None
 ) -> dict[str, Any]:
-    """Frames and tokens per second, all steps of the plan at the mean."""
-    decoding_ms = facts["steps"] * mean_ms
+    """Frames and tokens per second of the whole batch, all steps of the plan at the mean."""
+    decoding_ms, frames = facts["steps"] * mean_ms, facts["batch"] * facts["frames"]
     with_tokenizer = None if tokenizer_ms is None else decoding_ms + tokenizer_ms
     if streamed_ms is not None:
         with_tokenizer = streamed_ms + mean_ms
     return {
         "derived": facts["measured_steps"] < facts["steps"] - 1,
-        "tokens_per_second": 1e3 * facts["tokens_per_step"] / mean_ms,
-        "fps": 1e3 * facts["frames"] / decoding_ms,
+        "tokens_per_second": 1e3 * facts["batch"] * facts["tokens_per_step"] / mean_ms,
+        "fps": 1e3 * frames / decoding_ms,
         "tokenizer_ms": tokenizer_ms,
-        "fps_with_tokenizer": None if with_tokenizer is None else 1e3 * facts["frames"] / with_tokenizer,
+        "fps_with_tokenizer": None if with_tokenizer is None else 1e3 * frames / with_tokenizer,
     }
 
 
