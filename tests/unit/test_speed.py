@@ -159,7 +159,7 @@ def test_the_prompts_of_a_batch_differ_and_the_first_is_that_of_a_batch_of_one(w
     prompts = three.video.units_BTU[:, : three.known]
     assert len(three.video.units_BTU) == 3 and len(prompts.unique(dim=0)) == 3
     assert torch.equal(prompts[:1], one.video.units_BTU[:, : one.known])
-    assert three.frames == one.frames and three.calls == one.steps
+    assert three.frames == one.frames and three.calls == one.calls
 
 
 def test_each_prompt_of_a_batch_has_a_text_of_its_own() -> None:
