@@ -70,7 +70,7 @@ def test_all_frames_at_once_take_two_calls_a_step_and_are_one_chunk(
 def test_all_frames_at_once_that_follow_in_pieces_take_the_time_of_all(model: Any) -> None:
     """All is denoised before the first of the pieces comes."""
     asked = request(preset="wan", num_inference_steps=2, decoder="none")
-    pieces = [(chunk.denoise_seconds, chunk.forwards) for chunk in model.stream(asked)]
+    pieces = [(piece.model_seconds, piece.calls) for piece in model.stream(asked)]
     assert [calls for _, calls in pieces] == [4, 0, 0]
     ((seconds, calls),) = _denoised(model, asked)
     assert calls == 4 and seconds > 0
