@@ -33,7 +33,7 @@ WEIGHTS, MOMENTS, GRADIENTS, AVERAGES = 2, 4, 1, 2  # numbers for each parameter
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepCost:
     """A step with one sample on one GPU."""
 
     sample_s: float  # loss and backward pass
@@ -57,7 +57,7 @@ def state_bytes(parameters: int, averages: int = AVERAGES, teacher: int = 2) -> 
     return parameters * (4 * (WEIGHTS + MOMENTS + GRADIENTS + averages) + teacher)
 
 
-def spread(steps: Mapping[str, Step], state: int, critic_steps: int, batch: int, gpus: int) -> Spread:
+def spread(steps: Mapping[str, StepCost], state: int, critic_steps: int, batch: int, gpus: int) -> Spread:
     """Steps of one sample on one GPU, of a generator and a critic, on several: the samples of a batch in turn, the
     state shared out. Talk between GPUs is not counted."""
     own = -(-batch // gpus)
@@ -78,7 +78,7 @@ class Prediction:
     cache_gb: float
     generator_tflop: float
     critic_tflop: float
-    steps: dict[str, Step]
+    steps: dict[str, StepCost]
 
     def numbers(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "steps"}
@@ -109,7 +109,7 @@ def predict(
         cache / GB,
         work["generator"] / 1e12,
         work["critic"] / 1e12,
-        {name: Step(one / tflops / 1e12, 0.0, peak) for name, one in work.items()},
+        {name: StepCost(one / tflops / 1e12, 0.0, peak) for name, one in work.items()},
     )
 
 

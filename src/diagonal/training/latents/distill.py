@@ -27,7 +27,7 @@ from diagonal.planning.denoising.noise import START, FlowTable
 from diagonal.training.data.latents import Batch, Source, Trajectories
 from diagonal.training.latents import losses
 from diagonal.training.latents.diffusion import (
-    Split,
+    BatchShard,
     Terms,
     Undecoded,
     autocast,
@@ -126,7 +126,7 @@ class DistillTask(Undecoded):
     batch: int
     seed: int
     held_out: Trajectories | None = None
-    split: Split = field(default_factory=Split)
+    shard: BatchShard = field(default_factory=BatchShard)
     first_latent: Callable[[Tensor], Tensor] | None = None
     module: nn.Module = field(init=False)
     optimizers: list[torch.optim.Optimizer] = field(init=False)
@@ -167,9 +167,9 @@ class DistillTask(Undecoded):
     def loss(self, step: int) -> tuple[Tensor, Terms]:
         turn = step - self.method.critic_alone
         if turn < 0 or turn % (self.method.critic_steps + 1):
-            loss, terms = self.split.mean(self.batch, lambda samples: self._critic(step, samples))
+            loss, terms = self.shard.mean(self.batch, lambda samples: self._critic(step, samples))
             return loss, self._latest | terms
-        loss, self._latest = self.split.mean(self.batch, lambda samples: self._generator(step, samples))
+        loss, self._latest = self.shard.mean(self.batch, lambda samples: self._generator(step, samples))
         return loss, self._latest
 
     def _generator(self, step: int, samples: Sequence[int]) -> tuple[Tensor, Terms]:
@@ -192,8 +192,8 @@ class DistillTask(Undecoded):
         with autocast(self._device):
             with torch.no_grad():
                 x, text = self._make(step, self._take(rngs), rngs)
-            share, noise = self._noise(x, rngs)
-            found = velocity(self.critic, noised(x, share, noise), START * share, self.critic.embed_text(text), Full())
+            sigma, noise = self._noise(x, rngs)
+            found = velocity(self.critic, noised(x, sigma, noise), START * sigma, self.critic.embed_text(text), Full())
         loss = losses.flow_matching(found, noise, x)
         return loss, {"critic": loss}
 
@@ -229,27 +229,27 @@ class DistillTask(Undecoded):
     def _jump(self, batch: Batch, rngs: Sequence[np.random.Generator]) -> Tensor:
         """Clips, each chunk noised to a level of its own, in one call of the student."""
         clean = _known(batch)
-        level, share = (sent(one, self._device) for one in chunk_levels((self.method.preset,), clean.shape[1], rngs))
+        level, sigma = (sent(one, self._device) for one in chunk_levels((self.method.preset,), clean.shape[1], rngs))
         noise = Gaussian([seed_of(rng) for rng in rngs], self._device)(0, 0, tuple(clean.shape))
-        x = noised(clean, share.float(), noise)
+        x = noised(clean, sigma.float(), noise)
         text = self.generator.embed_text(batch.text_BLC)
-        return x - share.float()[..., None, None, None] * velocity(self.generator, x, level, text, self._blocks)
+        return x - sigma.float()[..., None, None, None] * velocity(self.generator, x, level, text, self._blocks)
 
     def _noise(self, x: Tensor, rngs: Sequence[np.random.Generator]) -> tuple[Tensor, Tensor]:
-        """A share of noise for each sample, (B, 1), and the noise: steps are drawn evenly before the shift."""
+        """A sigma for each sample, (B, 1), and the noise: steps are drawn evenly before the shift."""
         low, high = self.method.score_levels
         drawn = [shifted(int(rng.integers(STEPS)) / STEPS, self.method.preset.shift) for rng in rngs]
-        share = sent([[min(max(one, low / START), high / START)] for one in drawn], self._device)
-        return share, Gaussian([seed_of(rng) for rng in rngs], self._device)(0, 0, tuple(x.shape))
+        sigma = sent([[min(max(one, low / START), high / START)] for one in drawn], self._device)
+        return sigma, Gaussian([seed_of(rng) for rng in rngs], self._device)(0, 0, tuple(x.shape))
 
     @torch.no_grad()
     def _scores(self, x: Tensor, text_BLC: Tensor, rngs: Sequence[np.random.Generator]) -> tuple[Tensor, Tensor]:
         """The clean videos that the guided teacher and the critic see in a noised copy."""
-        share, noise = self._noise(x, rngs)
-        x_t = noised(x, share, noise)
+        sigma, noise = self._noise(x, rngs)
+        x_t = noised(x, sigma, noise)
 
         def clean(model: Any, text: TextKV) -> Tensor:
-            return x_t - share[..., None, None, None] * velocity(model, x_t, START * share, text, Full())
+            return x_t - sigma[..., None, None, None] * velocity(model, x_t, START * sigma, text, Full())
 
         real, scale = clean(self.teacher, self.teacher.embed_text(text_BLC)), self.method.guidance_scale
         if scale != 1:  # 1 is the prompt's own answer
@@ -264,7 +264,7 @@ class DistillTask(Undecoded):
             window = Window(preset.window_frames or self.method.longest, preset.sink_frames, preset.relative_rope)
             dtype = torch.bfloat16 if cuda else torch.float32
             cache = WindowCache(self.generator.cache_spec, window, self._tokens, batch, self._device, dtype)
-            alone = cuda and self.split.world == 1
+            alone = cuda and self.shard.world == 1
             self._stages[batch] = (Captured(self.generator, cache) if alone else self.generator, cache)
         return self._stages[batch]
 

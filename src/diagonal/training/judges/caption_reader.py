@@ -1,4 +1,4 @@
-"""Trains the network that reads what a clip shows (evaluation/reader.py), on clips whose facts are known."""
+"""Trains the network that reads what a clip shows (networks/caption_reader.py), on clips whose facts are known."""
 
 from __future__ import annotations
 
