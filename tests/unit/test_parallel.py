@@ -21,7 +21,7 @@ from diagonal.training.data.latents import EmbeddedPrompts
 from diagonal.training.latents.diffusion import BatchShard
 from diagonal.training.latents.distill import DistillTask
 from diagonal.training.loop import POINTER, RunConfig, fit
-from diagonal.training.parallel import gathered, processes
+from diagonal.training.parallel import gathered, processes, shard
 from tests.small_diffusion import CPU, NEGATIVE, PROMPTS_ONLY, SIZE, method, student, texts
 
 ROOT = Path(__file__).parents[2]
