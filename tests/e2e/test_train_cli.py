@@ -182,6 +182,20 @@ def test_a_finished_stage_is_reported_not_trained_again(trained, name):
     assert (folder / name / "model.safetensors").read_bytes() == before
 
 
+def test_a_world_is_trained_from_scratch_by_other_schedules(tmp_path, trained):
+    schedules = ["--schedule", "diagonal", "--schedule", "raster"]
+    made = json.loads(succeed(tmp_path, "train", "world", *stage(trained), "--out", "world", *schedules, "--json"))
+    assert (made["stage"], made["step"]) == ("base", find("smoke").base.run.steps)
+    assert made["schedules"] == ["diagonal:k=1", "raster"]
+    assert {f"val_nats {name}" for name in made["schedules"]} <= made.keys()
+    assert json.loads((tmp_path / "world" / "settings.json").read_text())["mixture"] == [
+        ["diagonal:k=1", 1.0],
+        ["raster", 1.0],
+    ]
+    assert checkpoints.read(tmp_path / "world").keys() == checkpoints.read(trained[0] / "base").keys()
+    refuse(run(tmp_path, "train", "world", *stage(trained), "--out", "x", "--schedule", "zigzag"), "'zigzag'", "raster")
+
+
 # finetune, generate, evaluate
 
 

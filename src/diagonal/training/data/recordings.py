@@ -27,14 +27,14 @@ def read(folder: str | Path, size: tuple[int, int]) -> Iterator[Part]:
     """The parts of a recording, file by file, with frames of `size` (height, width)."""
     reader, files = find(folder)
     for number, path in enumerate(files):
-        yield _part(reader.read_recording(path, size), number)
+        yield _part(path, reader.read_recording(path, size), number)
 
 
-def _part(recorded: Recorded, number: int) -> Part:
+def _part(path: Path, recorded: Recorded, number: int) -> Part:
     """A file as tensors; one that is a single episode has the number of the file for it."""
     frames, episodes = torch.from_numpy(recorded.frames), recorded.episodes
     if not len(frames) == len(recorded.actions) == len(frames if episodes is None else episodes):
-        raise ValueError(f"{len(frames)} frames, {len(recorded.actions)} actions recorded; each frame needs one")
+        raise ValueError(f"{path}: {len(frames)} frames, {len(recorded.actions)} actions read; each frame needs one")
     numbers = np.full(len(frames), number) if episodes is None else episodes.astype(np.int64)
     return Part(frames, torch.tensor(recorded.actions), torch.from_numpy(numbers))
 
