@@ -57,9 +57,9 @@ def timed(task: DistillTask, step: int, optimizer: torch.optim.Optimizer) -> dic
 
 
 def plan(median: dict[str, dict[str, float]], parameters: int, critic_steps: int) -> dict[str, float]:
-    """What each of several GPUs would hold and take, from one. There are no averages here; the teacher is float32."""
+    """What each of several GPUs would hold and take, from one. There is no EMA here; the teacher is float32."""
     steps = {name: StepCost(one["sample_s"], one["update_s"], one["peak_gb"]) for name, one in median.items()}
-    return asdict(spread(steps, state_bytes(parameters, averages=0, teacher=4), critic_steps, BATCH, GPUS))
+    return asdict(spread(steps, state_bytes(parameters, ema=0, teacher=4), critic_steps, BATCH, GPUS))
 
 
 def main() -> None:

@@ -82,9 +82,9 @@ def test_a_batch_on_several_gpus() -> None:
 
 
 def test_the_state_is_that_of_a_task() -> None:
-    """Bytes of all tensors that live between two steps of a real task, its average and its gradient counted."""
+    """Bytes of all tensors that live between two steps of a real task, its EMA and its gradient counted."""
     one = task()
-    average = EMA(one.module, 0.9)
+    ema = EMA(one.module, 0.9)
     for step in (0, 1):
         loss, _ = one.loss(step)
         loss.backward()
@@ -95,6 +95,6 @@ def test_the_state_is_that_of_a_task() -> None:
     moments = [value for optimizer in one.optimizers for state in optimizer.state.values() for value in state.values()]
     weights = [*one.module.parameters(), *one.teacher.parameters()]
     gradients = [parameter.grad for parameter in one.module.parameters() if parameter.grad is not None]
-    held = sum(value.nbytes for value in [*weights, *gradients, *average.weights, *moments] if value.ndim)
+    held = sum(value.nbytes for value in [*weights, *gradients, *ema.weights, *moments] if value.ndim)
     parameters = sum(parameter.numel() for parameter in student().parameters())
     assert held == pytest.approx(state_bytes(parameters, teacher=4), rel=1e-3)

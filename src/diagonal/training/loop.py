@@ -36,8 +36,8 @@ class RunConfig:
     warmup: int = 50
     decay_from: float = 0.3  # the learning rate falls from this part of the run on
     clip: float = 1.0
-    ema: float | None = None  # decay of an averaged copy of the weights, which then is the result
-    ema_from: int = 0  # the step from which on it averages; until then it is the weights themselves
+    ema: float | None = None  # decay of an EMA of the weights, which then is the result
+    ema_from: int = 0  # the step from which on it lags behind; until then it is the weights themselves
     log_every: int = 50
     evaluate_every: int = 1000
     save_every: int = 500
@@ -179,7 +179,7 @@ class EMA:
 
     @torch.no_grad()
     def update(self, module: nn.Module, step: int) -> None:
-        """After a step: weights that had no gradient took no part in it, and their average stays."""
+        """After a step: weights that had no gradient took no part in it, and their EMA stays."""
         if self.decay is None:
             return
         pairs = zip(self.weights, module.parameters(), strict=True)

@@ -1,4 +1,4 @@
-"""Training by several processes, started by torchrun: weights, gradients and optimizer state are shared out (FSDP2).
+"""Training by several processes, started by torchrun: weights, gradients and optimizer state are sharded (FSDP2).
 
     with processes(torch.device("cuda")) as group:          # one process alone is a group too
         for model in (generator, critic, teacher):
@@ -48,7 +48,7 @@ from diagonal.training.loop import EMA, POINTER, Task, unwritten
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The processes of a run, and what they do together: a `training.run.Store`."""
+    """The processes of a run, and what they do together: a `training.loop.Store`."""
 
     mesh: DeviceMesh
     device: torch.device
@@ -58,7 +58,7 @@ class Group:
         return dist.get_rank() == 0
 
     def batch_shard(self, micro_batch: int | None = None) -> BatchShard:
-        """This process's samples, `micro_batch` of them at a time."""
+        """This process's shard of a batch, `micro_batch` samples at a time."""
         return BatchShard(dist.get_rank(), dist.get_world_size(), micro_batch)
 
     def number(self, value: Tensor) -> float:
@@ -101,7 +101,7 @@ class Group:
 
 
 def _state(task: Task, ema: EMA) -> dict[str, Any]:
-    """Everything that a run goes on from, by names that do not depend on how it is shared out. Loading is in place."""
+    """Everything that a run goes on from, by names that do not depend on how it is sharded. Loading is in place."""
     module, optimizers = get_state_dict(task.module, task.optimizers)
     names = [name for name, _ in task.module.named_parameters()]
     means = dict(zip(names, ema.weights, strict=True)) if ema.weights else {}
@@ -110,8 +110,8 @@ def _state(task: Task, ema: EMA) -> dict[str, Any]:
 
 @contextmanager
 def processes(device: torch.device, replicas: int = 1) -> Iterator[Group]:
-    """The processes that torchrun started, or this one alone. Weights are shared out over all of them, or within each
-    of `replicas` groups that hold them all (hybrid: of several machines, only gradients cross between them)."""
+    """The processes that torchrun started, or this one alone. Weights are sharded over all of them, or within each of
+    `replicas` groups that hold them all (hybrid: of several machines, only gradients cross between them)."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if world % replicas:
         raise ValueError(f"{replicas} replicas given for {world} processes; they must divide them")
@@ -142,7 +142,7 @@ def _let_go(mesh: DeviceMesh) -> None:
 
 
 def shard(module: Any, mesh: DeviceMesh) -> None:
-    """Share out a diffusion transformer's weights. A block's large matrices are gathered while it runs; the rest (the
+    """Shard a diffusion transformer's weights. A block's large matrices are gathered while it runs; the rest (the
     embeddings, and of the blocks what the noise level and the prompt ask for beforehand) while the model does."""
     for block in module.blocks:
         own, cross = block.self_attn, block.cross_attn
@@ -153,6 +153,6 @@ def shard(module: Any, mesh: DeviceMesh) -> None:
 
 
 def gathered(module: nn.Module) -> dict[str, Tensor]:
-    """All weights of a model that is shared out, on the CPU of the first process: what is shipped."""
+    """All weights of a sharded model, on the CPU of the first process: what is shipped."""
     state = get_model_state_dict(module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}

@@ -64,7 +64,7 @@ class JudgeTask:
         return None
 
 
-def stage(how: JudgeRecipe, folder: Path, data: Callable[[], tuple[Part, Part]]) -> Stage:
+def training_stage(how: JudgeRecipe, folder: Path, data: Callable[[], tuple[Part, Part]]) -> Stage:
     """Train the network on Doom's actions in recordings, for training and held out."""
 
     def task() -> JudgeTask:

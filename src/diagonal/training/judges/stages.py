@@ -1,4 +1,4 @@
-"""The two networks that measure text-to-video students, as further stages of a run folder: `reader` and `judge`.
+"""The two networks that measure text-to-video students, as more stages of a run folder: `reader` and `judge`.
 
 Both learn from recordings that went through the codec, as everything that they will see has: what the codec blurs is
 held against nobody.
@@ -74,7 +74,7 @@ def judge_stage(work: Work, how: JudgeRecipe, most: int) -> Stage:
         codec, (train, held_out) = work.load_codec(), (recorded(work, part, most) for part in PARTS)
         return through(train, codec, work.recipe.clip), through(held_out, codec, work.recipe.clip)
 
-    return inverse_dynamics.stage(how, work.folder / JUDGE, data)
+    return inverse_dynamics.training_stage(how, work.folder / JUDGE, data)
 
 
 def load_judges(work: Work) -> tuple[InverseDynamics, Reader]:

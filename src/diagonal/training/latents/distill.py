@@ -1,9 +1,9 @@
 """Distils a bidirectional teacher into a causal few-step student: Distribution Matching on what inference runs.
 
-A generator step rolls the student out by the loop of `engine.denoise`, with its schedule, cache and window; one call of
-each chunk carries gradient. The video is noised once more, and where the teacher (guided) and the critic disagree about
-its clean version is where the student has to go. The critic is a copy of the teacher that learns, by flow matching,
-what the student makes; it gets several steps for each of the generator's.
+A generator step rolls the student out by the loop of `engine.chunks.denoise`, with its schedule, cache and window; one
+call of each chunk carries gradient. The video is noised once more, and where the teacher (guided) and the critic
+disagree about its clean version is where the student has to go. The critic is a copy of the teacher that learns, by
+flow matching, what the student makes; it gets several steps for each of the generator's.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def rollout(model: DiffusionModel, cache: WindowCache, method: Distillation, rol
 
 @dataclass
 class DistillTask(Undecoded):
-    """Generator and critic in turns: one step of the generator, then `critic_steps` of the critic. At the start the
+    """Generator and critic alternate: one step of the generator, then `critic_steps` of the critic. At the start the
     critic may have `critic_alone` steps to itself.
 
     Generator and critic have float32 weights; the teacher's may be smaller. `first_latent` is for codecs whose first
@@ -165,8 +165,8 @@ class DistillTask(Undecoded):
             self._blocks = chunk_memory(method.preset, method.scored, self._tokens, self._device)
 
     def loss(self, step: int) -> tuple[Tensor, Terms]:
-        turn = step - self.method.critic_alone
-        if turn < 0 or turn % (self.method.critic_steps + 1):
+        since = step - self.method.critic_alone
+        if since < 0 or since % (self.method.critic_steps + 1):
             loss, terms = self.shard.mean(self.batch, lambda samples: self._critic(step, samples))
             return loss, self._latest | terms
         loss, self._latest = self.shard.mean(self.batch, lambda samples: self._generator(step, samples))

@@ -38,19 +38,19 @@ from diagonal.training.parallel import Group, gathered, shard
 from diagonal.training.stages import MODEL, Line, Stage
 
 PROMPTS, TRAJECTORIES, DISTILL = "prompts", "trajectories", "distill"  # stages
-# The released code counts critic steps, and averages from 200 on; here a turn of five of them is six steps.
-AVERAGED_FROM = 240
+# The released code counts critic steps, and its EMA begins at 200; here five of them and the generator's count six.
+EMA_FROM = 240
 
 
 def released(steps: int, save_every: int = 100, log_every: int = 10) -> RunConfig:
-    """A run with the numbers of the released code: constant rates, norms of at most 10, averages of 0.99."""
+    """A run with the values of the released code: constant rates, gradient norms of at most 10, an EMA of 0.99."""
     return RunConfig(
         steps,
         warmup=0,
         decay_from=1.0,
         clip=10.0,
         ema=0.99,
-        ema_from=AVERAGED_FROM,
+        ema_from=EMA_FROM,
         log_every=log_every,
         evaluate_every=max(steps, 1),
         save_every=save_every,
@@ -68,7 +68,7 @@ class DistillConfig:
     size: tuple[int, int]  # height and width of frames
     run: RunConfig
     batch: int  # samples of a step, of all processes
-    accumulate: int | None = None  # parts in which each process takes its samples; None: one at a time
+    accumulate: int | None = None  # micro-batches of each process; None: one sample each
     init: str | Path | None = None  # the student's first weights; None: the teacher's
     negative_prompt: str = ""
     trajectories: Path | None = None  # of the teacher, for terms that compare with its videos; recorded if missing
@@ -96,14 +96,14 @@ class DistillConfig:
 
 
 def at_once(batch: int, processes: int, accumulate: int | None) -> int:
-    """Samples of a batch that each of the processes takes at a time, if it has them in so many parts."""
-    parts = processes * (accumulate or 1)
-    if min(batch, parts) < 1 or batch % parts:
+    """The size of the micro-batches, where each of the processes accumulates the gradients of so many."""
+    count = processes * (accumulate or 1)
+    if min(batch, count) < 1 or batch % count:
         raise ValueError(
             f"a batch of {batch} given for {processes} processes in {accumulate or 1} parts each; it must be a "
-            f"multiple of {parts}"
+            f"multiple of {count}"
         )
-    return 1 if accumulate is None else batch // parts
+    return 1 if accumulate is None else batch // count
 
 
 def diffusion_variant(name: str) -> DiffusionVariant:
@@ -129,7 +129,7 @@ def latent_sides(name: str, height: int, width: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Models:
-    """What the stages share, loaded when it is first asked for."""
+    """The models of all stages, loaded when they are first asked for."""
 
     config: DistillConfig
     group: Group

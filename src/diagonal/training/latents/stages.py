@@ -245,7 +245,7 @@ def export(work: Work, spec: str, folder: Path) -> Path:
     return folder
 
 
-def world_stage(work: Work) -> Stage:
+def export_stage(work: Work) -> Stage:
     """The student of the first method, exported to be loaded."""
 
     def lines(_: None) -> Iterator[Line]:
@@ -265,7 +265,7 @@ def stages(work: Work, lpips_file: Path | None = None, workers: int = 1) -> list
         *trajectory_stages(work),
         ode_stage(work),
         *(distill_stage(work, spec) for spec in work.recipe.methods),
-        world_stage(work),
+        export_stage(work),
     ]
 
 

@@ -120,7 +120,7 @@ def judge_stage(data: RecipeData, folder: Path) -> Stage:
     """Train the recipe's judge on the same frames."""
     if data.recipe.judge is None:
         raise ValueError(f"the recipe of {data.recipe.model} has no judge")
-    return inverse_dynamics.stage(data.recipe.judge, folder, data.frames)
+    return inverse_dynamics.training_stage(data.recipe.judge, folder, data.frames)
 
 
 def world_stage(
