@@ -23,8 +23,8 @@ from torch import nn
 
 from diagonal.catalog.names import find
 from diagonal.media.files import atomic
-from diagonal.training.budget import Step, spread, state_bytes
-from diagonal.training.data.latents import Prompts
+from diagonal.training.budget import StepCost, spread, state_bytes
+from diagonal.training.data.latents import EmbeddedPrompts
 from diagonal.training.latents.distill import DistillTask
 from diagonal.training.latents.methods import METHODS
 
@@ -57,9 +57,9 @@ def timed(task: DistillTask, step: int, optimizer: torch.optim.Optimizer) -> dic
 
 
 def plan(median: dict[str, dict[str, float]], parameters: int, critic_steps: int) -> dict[str, float]:
-    """What each of several GPUs would hold and take, from one. There are no averages here; the teacher is float32."""
-    steps = {name: Step(one["sample_s"], one["update_s"], one["peak_gb"]) for name, one in median.items()}
-    return asdict(spread(steps, state_bytes(parameters, averages=0, teacher=4), critic_steps, BATCH, GPUS))
+    """What each of several GPUs would hold and take, from one. There is no EMA here; the teacher is float32."""
+    steps = {name: StepCost(one["sample_s"], one["update_s"], one["peak_gb"]) for name, one in median.items()}
+    return asdict(spread(steps, state_bytes(parameters, ema=0, teacher=4), critic_steps, BATCH, GPUS))
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def main() -> None:
     models = [build(config, given.device, torch.float32) for _ in range(3)]
     text = torch.randn(2, config.text_length, config.text_dim, device=given.device)
     task = DistillTask(
-        models[0], models[1], models[2], Prompts(text), text[:1] * 0, method, tuple(given.size), batch=1, seed=0
+        models[0], models[1], models[2], EmbeddedPrompts(text), text[:1] * 0, method, tuple(given.size), batch=1, seed=0
     )
     turns = method.critic_steps + 1
     cases: dict[str, list[dict[str, float]]] = {"generator": [], "critic": []}

@@ -16,7 +16,6 @@ Ours is Diagonal Distillation from prompts alone; `--method diagonal-distillatio
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -34,11 +33,11 @@ from diagonal.evaluation import report, tables
 from diagonal.evaluation.clips import evenly
 from diagonal.evaluation.distilled import (
     Asked,
-    Judges,
     References,
     Seen,
-    Student,
-    Teacher,
+    StudentPipeline,
+    TeacherPipeline,
+    TextToVideoJudges,
     compare,
     decode,
     endless,
@@ -62,9 +61,11 @@ from diagonal.training.data.captioned import Captioned
 from diagonal.training.data.latents import Solving
 from diagonal.training.judges import stages as networks
 from diagonal.training.judges.stages import ReaderRecipe
-from diagonal.training.latents.stages import Work, distill_stage, export, train_student
+from diagonal.training.latents.stages import distill_name, distill_stage, export
+from diagonal.training.latents.work import Work
 from diagonal.training.loop import RunConfig
-from diagonal.training.recipe import Gate, JudgeRecipe
+from diagonal.training.recipe import JudgeRecipe
+from diagonal.training.stages import Gate, last_line, run
 
 PROMPTS, VIDEOS = "diagonal-distillation-prompts", "diagonal-distillation"  # without and with the two regressions
 SELF = "self-forcing"
@@ -120,7 +121,7 @@ class Bench:
     work: Work
     students: Work
     sizes: Sizes
-    judges: Judges
+    judges: TextToVideoJudges
     method: str
 
     @cached_property
@@ -160,18 +161,20 @@ class Bench:
         return References(self.real(1), look(self.teacher.videos(self.asked), self.judges))
 
     @cached_property
-    def teacher(self) -> Teacher:
+    def teacher(self) -> TeacherPipeline:
         how, chunk = self.work.recipe.trajectories, self.work.method(self.method).preset.chunk_frames
         sigmas = Solving(self.work.shape, (), TEACHER_STEPS, how.shift, how.guidance_scale).sigmas()
         model = self.load(self.work, "teacher")
-        return Teacher(model, self.codec, sigmas, how.guidance_scale, self.work.negative, chunk or 1)
+        return TeacherPipeline(model, self.codec, sigmas, how.guidance_scale, self.work.negative, chunk or 1)
 
     def load(self, work: Work, stage: str) -> Any:
         """A trained model in the precision that it is used in."""
         return work.load(stage, work.recipe.model).to(work.dtype)
 
-    def student(self, spec: str) -> Student:
-        return Student(self.load(self.students, distill_stage(spec)), self.codec, self.students.method(spec).preset)
+    def student(self, spec: str) -> StudentPipeline:
+        return StudentPipeline(
+            self.load(self.students, distill_name(spec)), self.codec, self.students.method(spec).preset
+        )
 
     def tokens(self, frames: int) -> int:
         """Of a call with so many latent frames."""
@@ -221,17 +224,19 @@ def shortened(work: Work, steps: int | None) -> Work:
 
 def train(work: Work, specs: Sequence[str]) -> None:
     for spec in dict.fromkeys(specs):
-        for line in train_student(work, spec):
+        for _, line in run([distill_stage(work, spec)]):
             say(f"{spec}: step {line['step']}, loss {line['loss']:.4f}")
 
 
-def load_judges(work: Work, steps: int, lpips_file: Path | None) -> Judges:
+def load_judges(work: Work, steps: int, lpips_file: Path | None) -> TextToVideoJudges:
     """The networks that measure; those that are missing are trained, for `steps` steps each."""
-    run = RunConfig(steps=steps, seed=6, evaluate_every=max(1, steps // 4), save_every=steps)
-    reader, judge = ReaderRecipe(run, batch=64, clips=4096, held_out=1024), JudgeRecipe(run, batch=256)
-    for stage, line in networks.make_judges(work, reader, judge, most=8192):
+    how = RunConfig(steps=steps, seed=6, evaluate_every=max(1, steps // 4), save_every=steps)
+    reader, judge = ReaderRecipe(how, batch=64, clips=4096, held_out=1024), JudgeRecipe(how, batch=256)
+    for stage, line in run(networks.missing(work, reader, judge, most=8192)):
         say(f"{stage}: {line}")
-    return Judges(*networks.load_judges(work), None if lpips_file is None else lpips.load(lpips_file, work.device))
+    return TextToVideoJudges(
+        *networks.load_judges(work), None if lpips_file is None else lpips.load(lpips_file, work.device)
+    )
 
 
 def rows(bench: Bench, specs: dict[str, str]) -> Iterator[tuple[dict[str, Any], Seen]]:
@@ -301,7 +306,7 @@ def _teacher_speed(bench: Bench, device: torch.device, dtype: torch.dtype) -> di
     return {"fps": 1e3 * bench.work.recipe.clip / milliseconds, "first_frame_ms": milliseconds}
 
 
-def long_rows(bench: Bench, students: dict[str, Student]) -> Iterator[dict[str, Any]]:
+def long_rows(bench: Bench, students: dict[str, StudentPipeline]) -> Iterator[dict[str, Any]]:
     """Drift of each student, and its calls for the whole of it."""
     real, variant = bench.real(1).features_NTF, bench.work.variant
     for label, student in students.items():
@@ -314,7 +319,7 @@ def long_rows(bench: Bench, students: dict[str, Student]) -> Iterator[dict[str, 
         say(f"{label}: {bench.sizes.seconds} s of {len(bench.long_asked.seeds)} videos")
 
 
-def cycles(bench: Bench) -> dict[str, Student]:
+def cycles(bench: Bench) -> dict[str, StudentPipeline]:
     """Our student with the steps as they were trained, and with steps that begin again in a long video."""
     usual = bench.student(bench.method)
     schedule: Any = usual.preset.schedule
@@ -419,8 +424,8 @@ def main() -> None:
         "clips": len(bench.asked.seeds),
         "seeds": list(bench.asked.seeds),
         "lpips": judges.lpips is not None,
-        "reader": json.loads((work.folder / networks.READER / "curve.jsonl").read_text().splitlines()[-1]),
-        "judge": json.loads((work.folder / networks.JUDGE / "curve.jsonl").read_text().splitlines()[-1]),
+        "reader": last_line(work.folder / networks.READER),
+        "judge": last_line(work.folder / networks.JUDGE),
     }
     with atomic(path) as temporary:
         temporary.write_text(report.as_json(about | describe(work.device) | made))

@@ -4,7 +4,7 @@
 
 Random tokens (speed does not depend on them), the project's own training task: float32 masters, bfloat16 autocast,
 blocks compiled, AdamW as in recipes/mcar.py, gradients clipped. One step = forward, backward, clip, update.
-MFU = useful FLOP per second over those of a large bfloat16 matrix product timed in the same run. Useful FLOP per
+MFU = useful FLOP per second over those of a large bfloat16 GEMM timed in the same run. Useful FLOP per
 sequence = 6 x parameters x tokens, without the embedding table, plus 12 x layers x heads x head_dim x visible pairs.
 """
 
@@ -32,7 +32,7 @@ WARMUP, STEPS = 3, 8
 
 
 def peak_flops(device: str, size: int = 8192) -> float:
-    """FLOP per second of one bfloat16 matrix product."""
+    """FLOP per second of one bfloat16 GEMM."""
     size = size if device != "cpu" else 512
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
     return 2 * size**3 / median_seconds(lambda: a @ a, device)

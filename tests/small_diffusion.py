@@ -10,8 +10,8 @@ from torch import Tensor
 
 from diagonal.engine.chunks.cache import WindowCache, WindowSpec
 from diagonal.models.wan import Config
-from diagonal.training.data.latents import Clips
-from diagonal.training.latents.losses import Weights
+from diagonal.training.data.latents import LatentClips
+from diagonal.training.latents.losses import LossWeights
 from diagonal.training.latents.methods import METHODS, Distillation
 
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ SIZE = (4, 6)
 TOKENS = 6
 FRAMES = 6
 NEGATIVE = torch.zeros(1, 3, 6)
-PROMPTS_ONLY = Weights(regression=0.0, flow_regression=0.0)
+PROMPTS_ONLY = LossWeights(regression=0.0, flow_regression=0.0)
 
 
 def student(seed: int = 0) -> Any:
@@ -47,7 +47,7 @@ def method(name: str = "diagonal-distillation", **changes: Any) -> Distillation:
     return replace(METHODS[name], **settings)
 
 
-def blobs(count: int, frames: int = FRAMES, seed: int = 0) -> Clips:
+def blobs(count: int, frames: int = FRAMES, seed: int = 0) -> LatentClips:
     """A spot that wanders over a torus, bright or dark; the prompt gives its direction and its brightness."""
     generator = torch.Generator().manual_seed(seed)
     start = torch.rand(count, 1, 2, generator=generator) * torch.tensor(SIZE)
@@ -60,4 +60,4 @@ def blobs(count: int, frames: int = FRAMES, seed: int = 0) -> Clips:
     text = torch.zeros(count, 3, 6)
     text[:, 0, :2] = 2 * pace[:, 0]
     text[:, 1, 2] = 2 * bright
-    return Clips(text, video)
+    return LatentClips(text, video)

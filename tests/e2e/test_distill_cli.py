@@ -288,10 +288,13 @@ def test_a_recipe_runs_its_stages(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "pictures.py").write_text(
-        "import json\nfrom diagonal.recipes import Staged\n\n\n"
-        "def make(folder, *others):\n    yield 'record', {'step': 5}\n    (folder / 'student').mkdir(parents=True)\n"
-        "    line = {'step': 2, 'loss': 0.5}\n    (folder / 'student' / 'curve.jsonl').write_text(json.dumps(line))\n"
-        "    yield 'student', line\n\n\ndef distill():\n    return Staged({'record': 5, 'student': 2}, make)\n"
+        "import json\nfrom diagonal.training.stages import MODEL, Stage\n\n\n"
+        "def chain(folder, *others):\n    def train(_):\n        (folder / 'student').mkdir(parents=True)\n"
+        "        line = {'step': 2, 'loss': 0.5}\n"
+        "        (folder / 'student' / 'curve.jsonl').write_text(json.dumps(line))\n        yield line\n\n"
+        "    played = Stage('record', 5, folder / 'data', lambda _: iter([{'step': 5}]))\n"
+        "    return [played, Stage('student', 2, folder / 'student', train, leaves=MODEL)]\n\n\n"
+        "def distill():\n    return chain\n"
     )
     monkeypatch.setattr(recipes, "__path__", [*recipes.__path__, str(folder)])
     monkeypatch.chdir(folder)

@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from benchmarks import distillation
-from diagonal.evaluation.distilled import Student
+from diagonal.evaluation.distilled import StudentPipeline
 from diagonal.recipes import find_video
 from diagonal.training.judges.stages import JUDGE, READER
-from diagonal.training.latents.stages import Work, make
+from diagonal.training.latents.stages import stages
+from diagonal.training.latents.work import Work
+from diagonal.training.stages import run
 from tests.unit.test_vizdoom import plays
 
 OURS, VIDEOS = distillation.PROMPTS, distillation.VIDEOS
@@ -26,7 +28,7 @@ ALL = [spec for method in (OURS, VIDEOS) for table in distillation.compared(meth
 def folder(tmp_path_factory: Any) -> Path:
     recipe = replace(find_video("doom_t2v:smoke"), methods=(OURS,))
     work = Work(recipe, tmp_path_factory.mktemp("t2v"), torch.device("cpu"))
-    assert all(line for _, line in make(work))
+    assert all(line for _, line in run(stages(work)))
     return work.folder
 
 
@@ -124,7 +126,7 @@ def test_the_recipe_makes_a_start_for_every_student_of_every_table(name: str) ->
 
 def test_every_student_of_every_table_is_a_method_with_the_forwards_of_its_schedule(tmp_path: Path) -> None:
     work = Work(find_video("doom_t2v"), tmp_path, torch.device("cpu"))
-    forwards = {spec: Student(None, None, work.method(spec).preset).forwards(work.shape[0]) for spec in ALL}
+    forwards = {spec: StudentPipeline(None, None, work.method(spec).preset).forwards(work.shape[0]) for spec in ALL}
     assert (forwards[OURS], forwards["self-forcing"], forwards["causvid"]) == (17, 35, 28)
     assert forwards[distillation.changed(OURS, context="clean")] == 24
     for steps in distillation.SCHEDULES:

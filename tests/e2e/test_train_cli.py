@@ -19,13 +19,14 @@ from safetensors.numpy import load_file, save_file
 
 from diagonal import checkpoints
 from diagonal.cli import main
-from diagonal.cli.train import Stage, follow
+from diagonal.cli.train import follow
 from diagonal.evaluation.rollouts import cut, roll
 from diagonal.generation.load import load
 from diagonal.media import video
 from diagonal.planning.plan import Order
 from diagonal.recipes import find
 from diagonal.training.data.recordings import frames
+from diagonal.training.stages import Stage
 from diagonal.worlds import vizdoom
 from tests.e2e.conftest import killed
 
@@ -181,6 +182,20 @@ def test_a_finished_stage_is_reported_not_trained_again(trained, name):
     assert (folder / name / "model.safetensors").read_bytes() == before
 
 
+def test_a_world_is_trained_from_scratch_by_other_schedules(tmp_path, trained):
+    schedules = ["--schedule", "diagonal", "--schedule", "raster"]
+    made = json.loads(succeed(tmp_path, "train", "world", *stage(trained), "--out", "world", *schedules, "--json"))
+    assert (made["stage"], made["step"]) == ("base", find("smoke").base.run.steps)
+    assert made["schedules"] == ["diagonal:k=1", "raster"]
+    assert {f"val_nats {name}" for name in made["schedules"]} <= made.keys()
+    assert json.loads((tmp_path / "world" / "settings.json").read_text())["mixture"] == [
+        ["diagonal:k=1", 1.0],
+        ["raster", 1.0],
+    ]
+    assert checkpoints.read(tmp_path / "world").keys() == checkpoints.read(trained[0] / "base").keys()
+    refuse(run(tmp_path, "train", "world", *stage(trained), "--out", "x", "--schedule", "zigzag"), "'zigzag'", "raster")
+
+
 # finetune, generate, evaluate
 
 
@@ -269,7 +284,7 @@ def test_rollouts_do_not_depend_on_how_many_are_made_at_a_time(trained):
 def test_tensorboard_is_asked_for_before_anything_is_done(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ValueError, match="pip install tensorboard"):
-        follow([Stage("judge", 2, tmp_path / "judge")], iter([]), tensorboard=True)
+        follow([Stage("judge", 2, tmp_path / "judge", iter)], iter([]), tensorboard=True)
     assert os.listdir(tmp_path) == []
 
 
@@ -290,7 +305,7 @@ def test_tensorboard_gets_every_number(tmp_path, monkeypatch):
     monkeypatch.setattr(fake, "SummaryWriter", SummaryWriter, raising=False)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
-    stages = [Stage("record train", 8, tmp_path / "data"), Stage("judge", 2, tmp_path)]
+    stages = [Stage("record train", 8, tmp_path / "data", iter), Stage("judge", 2, tmp_path, iter)]
     lines: list[tuple[str, dict[str, Any]]] = [
         ("record train", {"step": 8}),
         ("judge", {"step": 1, "loss": 0.5}),

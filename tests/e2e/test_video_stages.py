@@ -17,8 +17,9 @@ from diagonal.catalog.names import find
 from diagonal.generation.load import load_video_model
 from diagonal.recipes import distillation, find_video, names
 from diagonal.training.latents import stages as video_stages
-from diagonal.training.latents.stages import Work, check_gate, distill_stage, make
-from diagonal.training.recipe import Gate
+from diagonal.training.latents.stages import distill_name, ode_stage, stages, trajectory_stages
+from diagonal.training.latents.work import Work
+from diagonal.training.stages import Gate, check_gate, run
 from diagonal.worlds.captions import PLACES
 from tests.unit.test_vizdoom import plays
 
@@ -38,7 +39,7 @@ def test_a_recipe_is_complete_and_its_numbers_fit_each_other(name: str, tmp_path
     for method in recipe.methods:
         assert work.method(method).scored == work.shape[0]
     solving = video_stages.solving(work)
-    assert solving.shape == work.shape and 1.0 in solving.shares
+    assert solving.shape == work.shape and 1.0 in solving.kept
     assert names("video") == ["doom_t2v"] and "doom_t2v" not in names()
     assert names("distill") == ["doom", "doom_t2v"]
 
@@ -62,14 +63,19 @@ def test_unknown_recipes_are_refused() -> None:
     ],
 )
 def test_a_method_has_a_folder_of_its_name_and_its_changes(spec: str, stage: str) -> None:
-    assert distill_stage(spec) == stage
+    assert distill_name(spec) == stage
 
 
 def test_methods_that_cannot_be_are_known_before_the_long_work(tmp_path: Path) -> None:
     recipe = replace(find_video("doom_t2v:smoke"), methods=("diagonal-distillation", "causvid:steps=4"))
     with pytest.raises(ValueError, match=r"says 'steps=4'; it may say schedule=..., context=..., motion="):
-        next(make(Work(recipe, tmp_path, CPU)))
+        stages(Work(recipe, tmp_path, CPU))
     assert not list(tmp_path.iterdir())
+
+
+def promised(folder: Path) -> dict[str, int]:
+    """The stages of the recipe, each with its total."""
+    return {stage.name: stage.steps for stage in distillation("doom:smoke")(folder, CPU, None)}
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +90,7 @@ def made(tmp_path_factory: Any, forked: Callable[..., CompletedProcess[str]]) ->
 @plays
 def test_all_stages_run_and_leave_what_they_promise(made: tuple[Work, dict[str, Any]]) -> None:
     work, said = made
-    steps = distillation("doom:smoke").steps
+    steps = promised(work.folder)
     assert [one["stage"] for one in said["stages"]] == TRAINED == [stage for stage in steps if stage in TRAINED]
     for one in said["stages"]:
         assert one["step"] == one["steps"] == steps[one["stage"]]
@@ -106,17 +112,17 @@ def test_what_is_done_is_not_done_again_and_what_is_lost_is_made_the_same(made: 
     kept = {path: path.stat().st_mtime_ns for path in work.folder.glob("*/checkpoint.pt")}
     for path in lost:
         path.unlink()
-    last = {stage: line["step"] for stage, line in make(work)}
+    last = {stage: line["step"] for stage, line in run(stages(work))}
     # The checkpoints are at the end, so nothing is trained; all else goes to its total, in the order that is promised.
-    promised = distillation("doom:smoke").steps
-    assert list(last.items()) == [(stage, total) for stage, total in promised.items() if stage not in TRAINED]
+    every = promised(work.folder).items()
+    assert list(last.items()) == [(stage, total) for stage, total in every if stage not in TRAINED]
     for path, content in zip(lost, before, strict=True):
         again = load_file(path)
         assert again.keys() == content.keys() and all(torch.equal(again[key], content[key]) for key in content)
     assert {path: path.stat().st_mtime_ns for path in work.folder.glob("*/checkpoint.pt")} == kept
     other = replace(work.recipe, teacher=replace(work.recipe.teacher, lr=1.0))
     with pytest.raises(ValueError, match=r"was begun with lr 0.001, now 1.0"):
-        list(make(replace(work, recipe=other)))
+        list(run(stages(replace(work, recipe=other))))
 
 
 @plays
@@ -124,12 +130,12 @@ def test_another_method_needs_a_start_at_its_levels(made: tuple[Work, dict[str, 
     """One that meets the levels of the others has the same start; with new ones it is refused."""
     work, _ = made
     same = replace(work.recipe, methods=("diagonal-distillation-prompts:guidance=2", *work.recipe.methods[1:]))
-    assert not list(video_stages.train_ode(replace(work, recipe=same)))
+    assert not list(run([ode_stage(replace(work, recipe=same))]))
     new = replace(work, recipe=replace(work.recipe, methods=(*work.recipe.methods, "self-forcing:schedule=9")))
     with pytest.raises(ValueError, match="was made of other prompts or in another way"):
-        list(video_stages.make_trajectories(new))
+        list(run(trajectory_stages(new)))
     with pytest.raises(ValueError, match="ode was begun with levels"):
-        list(video_stages.train_ode(new))
+        list(run([ode_stage(new)]))
 
 
 @plays
@@ -137,7 +143,7 @@ def test_a_gate_stops_the_chain(made: tuple[Work, dict[str, Any]]) -> None:
     work, _ = made
     strict = replace(work.recipe, codec=replace(work.recipe.codec, gate=Gate("val_psnr", least=60.0)))
     with pytest.raises(ValueError, match=r"codec: val_psnr is .*; the recipe asks for at least 60.0 before the next"):
-        list(make(replace(work, recipe=strict)))
+        list(run(stages(replace(work, recipe=strict))))
     assert not json.loads((work.folder / "codec" / "gate.json").read_text())["passed"]
     check_gate(work.folder / "codec", work.recipe.codec.gate)
 

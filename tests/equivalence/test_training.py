@@ -18,9 +18,11 @@ from diagonal.engine.tokens.decode import decode
 from diagonal.engine.tokens.masks import dense_mask
 from diagonal.engine.tokens.runner import Eager
 from diagonal.planning.decoding import parse
+from diagonal.recipes import find as find_recipe
 from diagonal.training.data.recordings import TokenData
 from diagonal.training.loop import RunConfig, fit
 from diagonal.training.recipe import WorldRecipe
+from diagonal.training.stages import MODEL, run
 from diagonal.training.tokens import stages, world
 from diagonal.training.tokens.world import Lesson, WorldTask, held_out_windows, lesson, mean_nats, nats
 from tests.tiny import TINY, Recorded, build, new_cache, tiny_config
@@ -362,7 +364,7 @@ def test_all_tiny_models_are_tried() -> None:
     assert len(list(itertools.product(TINY, ORDERS))) >= 16
 
 
-def test_training_goes_on_from_shrunk_weights_in_float32(tmp_path: Path) -> None:
+def test_training_goes_on_from_shrunk_weights_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shipped weights are int8 and float16; an optimizer in float16 would soon give no numbers."""
     from safetensors.torch import save_file
 
@@ -370,9 +372,11 @@ def test_training_goes_on_from_shrunk_weights_in_float32(tmp_path: Path) -> None
     model: Any = build(config)
     state = {f"transformer.{key}": value for key, value in model.state_dict().items()}
     (tmp_path / "start").mkdir()
-    save_file(checkpoints.shrink(state), tmp_path / "start" / stages.MODEL)
+    save_file(checkpoints.shrink(state), tmp_path / "start" / MODEL)
     data = _data(config)
     recipe = WorldRecipe(RunConfig(steps=3, log_every=1, warmup=0), batch=1, mixture=(("diagonal:k=1", 1.0),))
-    lines = list(stages.train_world(recipe, "doom/tiny", (data, data), tmp_path / "run", start=tmp_path / "start"))
-    assert all(np.isfinite(line["loss"]) for line in lines)
-    assert {value.dtype for value in checkpoints.read(tmp_path / "run" / stages.MODEL).values()} == {torch.float32}
+    monkeypatch.setattr(stages.RecipeData, "tokens", lambda *_: (data, data))
+    given = stages.RecipeData(find_recipe("smoke"), tmp_path, torch.device("cpu"))
+    stage = stages.world_stage("finetune", recipe, given, tmp_path, tmp_path / "run", start=tmp_path / "start")
+    assert all(np.isfinite(line["loss"]) for _, line in run([stage]))
+    assert {value.dtype for value in checkpoints.read(tmp_path / "run" / MODEL).values()} == {torch.float32}

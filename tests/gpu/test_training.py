@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from diagonal.catalog.names import find
-from diagonal.training.data.latents import Clips, Prompts
+from diagonal.training.data.latents import EmbeddedPrompts, LatentClips
 from diagonal.training.latents import codec, distill
 from diagonal.training.latents import pretraining as teacher
 from diagonal.training.latents.codec import CodecTask
 from diagonal.training.latents.distill import DistillTask
 from diagonal.training.latents.methods import METHODS
 from diagonal.training.latents.pretraining import TeacherTask
-from diagonal.training.tokens import stages
+from diagonal.training.stages import build as make_module
 from diagonal.worlds.recordings import Part
 from tests.unit.test_codec_training import moving, perceptual
 
@@ -61,7 +61,9 @@ def test_recorded_rollouts_are_the_rollouts(monkeypatch: pytest.MonkeyPatch) -> 
 
     def run() -> list[float]:
         size, without = (SIDE, SIDE), texts(1) * 0
-        task = DistillTask(build(0), build(1), build(2), Prompts(texts(4)), without, method, size, batch=2, seed=0)
+        task = DistillTask(
+            build(0), build(1), build(2), EmbeddedPrompts(texts(4)), without, method, size, batch=2, seed=0
+        )
         return losses(task, 13)  # two turns and a step
 
     monkeypatch.setattr(distill, "compiled", lambda modules, device: None)
@@ -72,7 +74,7 @@ def test_recorded_rollouts_are_the_rollouts(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_compiled_blocks_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = (4, FRAMES, CONFIG.channels, SIDE, SIDE)
-    clips = Clips(texts(4), torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(CUDA))
+    clips = LatentClips(texts(4), torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(CUDA))
 
     def run() -> list[float]:
         return losses(TeacherTask(build(0), clips, clips, texts(1) * 0, batch=4, seed=0, lr=1e-4), 4)
@@ -88,7 +90,7 @@ def test_a_compiled_codec_learns_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     weights = {name: one.to(CUDA) for name, one in perceptual().items()}
 
     def run() -> list[float]:
-        module = stages.build(find("tokenizers", "wan_vae/doom-tiny"), 0, CUDA)
+        module = make_module(find("tokenizers", "wan_vae/doom-tiny"), 0, CUDA)
         return losses(CodecTask(module, part, part, 9, 4, 1e-3, 0, 1e-4, 0.01, weights), 4)
 
     compiled = run()

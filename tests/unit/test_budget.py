@@ -13,9 +13,9 @@ from diagonal.catalog.names import find
 from diagonal.engine.attention import Full
 from diagonal.engine.chunks.bidirectional import velocity
 from diagonal.training import budget
-from diagonal.training.budget import Step, predict, spread, state_bytes
+from diagonal.training.budget import StepCost, predict, spread, state_bytes
 from diagonal.training.latents.methods import METHODS, Distillation
-from diagonal.training.loop import Average
+from diagonal.training.loop import EMA
 from tests.small_diffusion import student
 from tests.unit.test_parallel import task
 
@@ -74,7 +74,7 @@ def test_what_makes_it_more() -> None:
 
 
 def test_a_batch_on_several_gpus() -> None:
-    steps = {"generator": Step(6.0, 0.8, 90.0), "critic": Step(5.0, 0.4, 80.0)}
+    steps = {"generator": StepCost(6.0, 0.8, 90.0), "critic": StepCost(5.0, 0.4, 80.0)}
     one, eight = (spread(steps, 40 * 10**9, 5, batch=64, gpus=gpus) for gpus in (1, 8))
     assert one.turn_s == pytest.approx(64 * 6 + 0.8 + 5 * (64 * 5 + 0.4)) and one.peak_gb == 90
     assert eight.turn_s == pytest.approx(8 * 6 + 0.1 + 5 * (8 * 5 + 0.05))
@@ -82,9 +82,9 @@ def test_a_batch_on_several_gpus() -> None:
 
 
 def test_the_state_is_that_of_a_task() -> None:
-    """Bytes of all tensors that live between two steps of a real task, its average and its gradient counted."""
+    """Bytes of all tensors that live between two steps of a real task, its EMA and its gradient counted."""
     one = task()
-    average = Average(one.module, 0.9)
+    ema = EMA(one.module, 0.9)
     for step in (0, 1):
         loss, _ = one.loss(step)
         loss.backward()
@@ -95,6 +95,6 @@ def test_the_state_is_that_of_a_task() -> None:
     moments = [value for optimizer in one.optimizers for state in optimizer.state.values() for value in state.values()]
     weights = [*one.module.parameters(), *one.teacher.parameters()]
     gradients = [parameter.grad for parameter in one.module.parameters() if parameter.grad is not None]
-    held = sum(value.nbytes for value in [*weights, *gradients, *average.weights, *moments] if value.ndim)
+    held = sum(value.nbytes for value in [*weights, *gradients, *ema.weights, *moments] if value.ndim)
     parameters = sum(parameter.numel() for parameter in student().parameters())
     assert held == pytest.approx(state_bytes(parameters, teacher=4), rel=1e-3)

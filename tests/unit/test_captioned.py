@@ -14,11 +14,11 @@ from safetensors.numpy import load_file, save_file
 from diagonal.catalog.names import find
 from diagonal.text.encoders import ENCODERS, embed
 from diagonal.training.data import captioned
-from diagonal.training.data.captioned import Cutting
+from diagonal.training.data.captioned import ClipSpec
 from diagonal.worlds.captions import THINGS, Facts, caption
 from tests.tiny import build
 
-CUTTING = Cutting(frames=5, hop=5, codec="one")
+SPEC = ClipSpec(frames=5, hop=5, codec="one")
 
 
 def shard(folder: Path, **changes: Any) -> None:
@@ -45,7 +45,7 @@ def codec() -> Any:
 def test_clips_stay_within_episodes_and_keep_their_facts(tmp_path: Path, codec: Any) -> None:
     shard(tmp_path / "data")
     target = tmp_path / "latents" / "hall.safetensors"
-    assert list(captioned.encode(tmp_path / "data", codec, CUTTING, target)) == [20]  # frames
+    assert list(captioned.encode(tmp_path / "data", codec, SPEC, target)) == [20]  # frames
     clips = captioned.read(target.parent, ways=3, seed=0, device="cpu")
     walking, turning = Facts("defend_the_line", (1,), ("imp",)), Facts("defend_the_line", (3,), ())
     assert clips.facts == [walking, walking, turning] and len(clips) == 9  # clips at 0, 5 and 15
@@ -66,29 +66,29 @@ def test_files_without_a_whole_clip_are_left_out(tmp_path: Path, codec: Any) -> 
     shard(tmp_path / "rest", episodes=np.arange(20, dtype=np.int32) // 4)
     (tmp_path / "rest" / "shard-00000.safetensors").rename(tmp_path / "data" / "shard-00001.safetensors")
     target = tmp_path / "latents" / "hall.safetensors"
-    list(captioned.encode(tmp_path / "data", codec, CUTTING, target))
+    list(captioned.encode(tmp_path / "data", codec, SPEC, target))
     assert len(captioned.read(target.parent, ways=1, seed=0, device="cpu").facts) == 3
 
 
 def test_what_is_there_is_kept_unless_it_was_made_otherwise(tmp_path: Path, codec: Any) -> None:
     shard(tmp_path / "data")
     target = tmp_path / "latents" / "hall.safetensors"
-    list(captioned.encode(tmp_path / "data", codec, CUTTING, target))
+    list(captioned.encode(tmp_path / "data", codec, SPEC, target))
     before = target.stat().st_mtime_ns
-    assert list(captioned.encode(tmp_path / "data", codec, CUTTING, target)) == []
+    assert list(captioned.encode(tmp_path / "data", codec, SPEC, target)) == []
     assert target.stat().st_mtime_ns == before
     with pytest.raises(ValueError, match="made by another codec or of other clips"):
-        list(captioned.encode(tmp_path / "data", codec, replace(CUTTING, codec="two"), target))
+        list(captioned.encode(tmp_path / "data", codec, replace(SPEC, codec="two"), target))
 
 
 def test_recordings_without_what_captions_need_are_refused(tmp_path: Path, codec: Any) -> None:
     shard(tmp_path / "old", moved=None, seen=None)
     target = tmp_path / "latents" / "hall.safetensors"
     with pytest.raises(ValueError, match="lacks moved, seen; record it with captions"):
-        list(captioned.encode(tmp_path / "old", codec, CUTTING, target))
+        list(captioned.encode(tmp_path / "old", codec, SPEC, target))
     with pytest.raises(ValueError, match="holds no latents"):
         captioned.read(tmp_path / "latents", 1, 0, "cpu")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="holds no clip of 5 frames"):
-        list(captioned.encode(tmp_path / "empty", codec, CUTTING, target))
+        list(captioned.encode(tmp_path / "empty", codec, SPEC, target))
     assert not target.exists()

@@ -13,7 +13,7 @@ from diagonal.catalog.names import find
 from diagonal.tokenizers import wan_vae
 from diagonal.training.latents.codec import CodecTask
 from diagonal.training.loop import RunConfig, fit
-from diagonal.training.tokens.stages import build
+from diagonal.training.stages import build
 from diagonal.worlds.recordings import Part
 
 

@@ -20,11 +20,11 @@ from diagonal.engine.attention import Full
 from diagonal.engine.chunks.bidirectional import velocity
 from diagonal.planning.presets import PRESETS
 from diagonal.training.data import latents
-from diagonal.training.data.latents import Prompts, Solving, Trajectories, record
+from diagonal.training.data.latents import EmbeddedPrompts, Solving, Trajectories, record
 from diagonal.training.latents import diffusion, distill, losses
-from diagonal.training.latents.diffusion import Split, preset_shares
+from diagonal.training.latents.diffusion import BatchShard, preset_sigmas
 from diagonal.training.latents.distill import DistillTask
-from diagonal.training.latents.losses import Weights
+from diagonal.training.latents.losses import LossWeights
 from diagonal.training.latents.methods import METHODS, Distillation, find
 from diagonal.training.latents.pretraining import OdeTask, TeacherTask
 from diagonal.training.loop import RunConfig, fit
@@ -44,14 +44,16 @@ def flat(module: Any) -> Tensor:
 def trajectories(tmp_path_factory: pytest.TempPathFactory) -> Trajectories:
     folder = tmp_path_factory.mktemp("trajectories")
     small = method()
-    solving = Solving((FRAMES, 2, *SIZE), preset_shares((small.preset,), FRAMES), steps=4, shift=5.0, batch=3)
-    assert list(record(student(5), Prompts(texts(7)), NEGATIVE, solving, folder)) == [3, 6, 7]
+    solving = Solving((FRAMES, 2, *SIZE), preset_sigmas((small.preset,), FRAMES), steps=4, shift=5.0, batch=3)
+    assert list(record(student(5), EmbeddedPrompts(texts(7)), NEGATIVE, solving, folder)) == [3, 6, 7]
     return Trajectories(folder, CPU)
 
 
 def task(how: Distillation, source: Any = None, **changes: Any) -> DistillTask:
     settings: dict[str, Any] = {"size": SIZE, "batch": 2, "seed": 3} | changes
-    return DistillTask(student(1), student(2), student(2), source or Prompts(texts(5)), NEGATIVE, how, **settings)
+    return DistillTask(
+        student(1), student(2), student(2), source or EmbeddedPrompts(texts(5)), NEGATIVE, how, **settings
+    )
 
 
 def gradients(one: DistillTask, step: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
@@ -107,15 +109,15 @@ def test_prompts_are_dropped_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) 
 
 def test_trajectories_are_euler_steps_along_the_guided_velocity(trajectories: Trajectories) -> None:
     small = method()
-    assert trajectories.shares == (*preset_shares((small.preset,), FRAMES), 0.0)
+    assert trajectories.sigmas == (*preset_sigmas((small.preset,), FRAMES), 0.0)
     assert len(trajectories) == 7
     text, states = trajectories.states([5])
-    assert torch.equal(text, texts(7)[5:6]) and states.shape == (1, len(trajectories.shares), FRAMES, 2, *SIZE)
+    assert torch.equal(text, texts(7)[5:6]) and states.shape == (1, len(trajectories.sigmas), FRAMES, 2, *SIZE)
     model, sigmas = student(5), Solving((1,), small_shares(small), steps=4, shift=5.0).sigmas()
     x = states[:, 0]
     for share, following in zip(sigmas, [*sigmas[1:], 0.0], strict=True):
-        if share in trajectories.shares:
-            torch.testing.assert_close(x, states[:, trajectories.shares.index(share)])
+        if share in trajectories.sigmas:
+            torch.testing.assert_close(x, states[:, trajectories.sigmas.index(share)])
         with torch.no_grad():
             level = torch.tensor([[1000 * share]])
             with_it, without = (velocity(model, x, level, model.embed_text(one), Full()) for one in (text, NEGATIVE))
@@ -127,18 +129,18 @@ def test_trajectories_are_euler_steps_along_the_guided_velocity(trajectories: Tr
 
 
 def small_shares(how: Distillation) -> tuple[float, ...]:
-    return preset_shares((how.preset,), FRAMES)
+    return preset_sigmas((how.preset,), FRAMES)
 
 
 def test_recording_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     solving = Solving((2, 2, *SIZE), (1.0, 0.5), steps=2, batch=2)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    list(record(student(), Prompts(texts(5)), NEGATIVE, solving, whole))
-    run = record(student(), Prompts(texts(5)), NEGATIVE, solving, cut)
+    list(record(student(), EmbeddedPrompts(texts(5)), NEGATIVE, solving, whole))
+    run = record(student(), EmbeddedPrompts(texts(5)), NEGATIVE, solving, cut)
     next(run)
     del run
     first = (cut / "0000000.safetensors").stat().st_mtime_ns
-    list(record(student(), Prompts(texts(5)), NEGATIVE, solving, cut))
+    list(record(student(), EmbeddedPrompts(texts(5)), NEGATIVE, solving, cut))
     assert (cut / "0000000.safetensors").stat().st_mtime_ns == first
     for one, other in zip(sorted(whole.iterdir()), sorted(cut.iterdir()), strict=True):
         assert one.read_bytes() == other.read_bytes()
@@ -146,10 +148,10 @@ def test_recording_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
 
 def test_shards_of_other_prompts_or_another_teachers_settings_are_not_mixed(tmp_path: Path) -> None:
     solving = Solving((2, 2, *SIZE), (1.0, 0.5), steps=2, batch=2)
-    list(record(student(), Prompts(texts(2)), NEGATIVE, solving, tmp_path))
+    list(record(student(), EmbeddedPrompts(texts(2)), NEGATIVE, solving, tmp_path))
     for prompts, how in ((texts(2, seed=1), solving), (texts(2), replace(solving, guidance_scale=3.0))):
         with pytest.raises(ValueError, match="was made of other prompts or in another way"):
-            list(record(student(), Prompts(prompts), NEGATIVE, how, tmp_path))
+            list(record(student(), EmbeddedPrompts(prompts), NEGATIVE, how, tmp_path))
 
 
 def test_a_folder_without_trajectories_or_with_other_files_is_refused(tmp_path: Path) -> None:
@@ -208,7 +210,7 @@ def test_a_student_learns_to_jump_to_the_end_of_trajectories(trajectories: Traje
 def test_chunks_are_noised_to_levels_of_their_own(trajectories: Trajectories) -> None:
     preset = method().preset
     level, share = diffusion.chunk_levels((preset,), FRAMES, [diffusion.draw(0, 0, sample) for sample in range(200)])
-    table = dict(zip((1000.0, 933.0, 733.0, 357.0), preset_shares((preset,), FRAMES), strict=True))
+    table = dict(zip((1000.0, 933.0, 733.0, 357.0), preset_sigmas((preset,), FRAMES), strict=True))
     for frame in range(FRAMES):
         levels = preset.schedule.levels(frame)
         counts = [int((level[:, frame] == one).sum()) for one in levels]
@@ -226,10 +228,10 @@ def test_one_start_serves_students_of_several_schedules() -> None:
         assert set(level[:, 3 * chunk].tolist()) == levels
         for one in levels:  # each is as likely as the others
             assert (level[:, 3 * chunk] == one).sum() > 0.6 * 500 / len(levels)
-    shares = preset_shares(presets[1:], 6)
+    shares = preset_sigmas(presets[1:], 6)
     assert set(share.unique().tolist()) == set(shares) and shares == tuple(sorted(shares, reverse=True))
     with pytest.raises(ValueError, match=r"chunks of \[1, 3\] frames given; they must have chunks of one size"):
-        preset_shares(presets, 6)
+        preset_sigmas(presets, 6)
 
 
 def test_trajectories_that_lack_the_schedules_levels_are_refused(trajectories: Trajectories) -> None:
@@ -267,13 +269,13 @@ def test_every_term_moves_the_generator_in_its_own_way(trajectories: Trajectorie
     found = {}
     for name in names:
         # A little of the regression has the rollouts begin with the teacher's noise, whatever else counts.
-        weights = Weights(**{**names, "regression": 1e-9, name: 1.0}, motion=1.0)
+        weights = LossWeights(**{**names, "regression": 1e-9, name: 1.0}, motion=1.0)
         found[name], terms = gradients(task(method(weights=weights), trajectories))
         assert len(terms) <= 2 and found[name].norm() > 1e-4
     for name, one in found.items():
         for other in found:
             assert name == other or torch.cosine_similarity(one, found[other], dim=0) < 0.999
-    whole, terms = gradients(task(method(weights=Weights(1.0, 2.0, 3.0, 0.5, 0.25)), trajectories))
+    whole, terms = gradients(task(method(weights=LossWeights(1.0, 2.0, 3.0, 0.5, 0.25)), trajectories))
     mixed = found["spatial"] + 2 * found["regression"] + 1.5 * found["flow"] + 0.75 * found["flow_regression"]
     torch.testing.assert_close(whole, mixed, atol=1e-5, rtol=1e-4)
     assert set(terms) == {"dmd", "regression", "flow_dmd", "flow_regression"}
@@ -288,7 +290,7 @@ def test_where_critic_and_teacher_agree_the_student_stays() -> None:
 
 def test_the_scores_are_the_clean_videos_of_a_noised_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A critic whose velocity is larger by 1 than the teacher's sees a video that is less by the noise's share."""
-    one, seen = task(method(weights=Weights(1, 0, 0), guidance_scale=1.0), batch=3), []
+    one, seen = task(method(weights=LossWeights(1, 0, 0), guidance_scale=1.0), batch=3), []
     with torch.no_grad():
         one.critic.head.head.bias += 1
     ordinary = losses.dmd
@@ -406,15 +408,15 @@ def test_a_distillation_that_is_killed_and_started_again_ends_as_if_it_never_was
 def test_samples_in_parts_or_processes_give_the_gradient_of_all(trajectories: Trajectories) -> None:
     how = method()
     whole, terms = gradients(task(how, trajectories, batch=4))
-    parts, same = gradients(task(how, trajectories, batch=4, split=Split(part=3)))
+    parts, same = gradients(task(how, trajectories, batch=4, shard=BatchShard(micro_batch=3)))
     torch.testing.assert_close(parts, whole, atol=1e-6, rtol=1e-4)
-    shares = [gradients(task(how, trajectories, batch=4, split=Split(rank, 2))) for rank in range(2)]
+    shares = [gradients(task(how, trajectories, batch=4, shard=BatchShard(rank, 2))) for rank in range(2)]
     torch.testing.assert_close((shares[0][0] + shares[1][0]) / 2, whole, atol=1e-6, rtol=1e-4)
     for name, term in terms.items():
         assert same[name].item() == pytest.approx(term.item(), rel=1e-5)
         assert sum(one[name].item() for _, one in shares) / 2 == pytest.approx(term.item(), rel=1e-5)
     with pytest.raises(ValueError, match="a batch of 4 given for 3 processes"):
-        Split(0, 3).own(4)
+        BatchShard(0, 3).own(4)
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -546,7 +548,7 @@ def test_small_weights_are_refused() -> None:
             student().bfloat16(),
             student(),
             student(),
-            Prompts(texts(2)),
+            EmbeddedPrompts(texts(2)),
             NEGATIVE,
             method(weights=PROMPTS_ONLY),
             SIZE,

@@ -11,12 +11,22 @@ from torch import Tensor
 
 from diagonal.catalog.names import find
 from diagonal.engine.chunks.denoise import Gaussian
-from diagonal.evaluation.distilled import Asked, Judges, References, Student, Teacher, alignment, compare, endless, look
+from diagonal.evaluation.distilled import (
+    Asked,
+    References,
+    StudentPipeline,
+    TeacherPipeline,
+    TextToVideoJudges,
+    alignment,
+    compare,
+    endless,
+    look,
+)
 from diagonal.networks.caption_reader import Answers
 from diagonal.networks.caption_reader import Config as ReaderConfig
 from diagonal.networks.inverse_dynamics import Config as JudgeConfig
 from diagonal.planning.presets import PRESETS
-from diagonal.training.tokens.stages import build
+from diagonal.training.stages import build
 from diagonal.worlds.captions import LEFT, PLACES, RIGHT, THINGS, Facts
 from tests.unit.test_lpips import random_weights
 
@@ -34,9 +44,9 @@ def codec() -> Any:
 
 
 @pytest.fixture(scope="module")
-def judges() -> Judges:
+def judges() -> TextToVideoJudges:
     networks = (build(config, 0, "cpu").eval() for config in (JudgeConfig(8), ReaderConfig()))
-    return Judges(*networks)
+    return TextToVideoJudges(*networks)
 
 
 def asked(model: Any, count: int = 3, batch: int = 64) -> Asked:
@@ -45,21 +55,21 @@ def asked(model: Any, count: int = 3, batch: int = 64) -> Asked:
     return Asked(text, range(count), SHAPE, batch)
 
 
-def teacher(model: Any, codec: Any) -> Teacher:
+def teacher(model: Any, codec: Any) -> TeacherPipeline:
     negative = torch.zeros(1, model.config.text_length, model.config.text_dim)
-    return Teacher(model, codec, (1.0, 0.7, 0.4), 2.0, negative, chunk_frames=3)
+    return TeacherPipeline(model, codec, (1.0, 0.7, 0.4), 2.0, negative, chunk_frames=3)
 
 
 @pytest.mark.parametrize(
     ("preset", "forwards"), [("diagonal-distillation", 17), ("self-forcing", 35), ("causvid", 28), ("infinity", 28)]
 )
 def test_forwards_are_the_steps_and_the_calls_for_the_cache(preset: str, forwards: int) -> None:
-    assert Student(None, None, PRESETS[preset]).forwards(21) == forwards
+    assert StudentPipeline(None, None, PRESETS[preset]).forwards(21) == forwards
 
 
 @pytest.mark.parametrize("preset", ["diagonal-distillation", "self-forcing"])
 def test_a_video_does_not_depend_on_those_made_beside_it(model: Any, codec: Any, preset: str) -> None:
-    student = Student(model, codec, PRESETS[preset])
+    student = StudentPipeline(model, codec, PRESETS[preset])
     video = student.videos(asked(model))
     assert video.dtype == torch.uint8 and video.shape == (3, 11, 3, 32, 32)
     apart = student.videos(asked(model, batch=2))
@@ -67,7 +77,7 @@ def test_a_video_does_not_depend_on_those_made_beside_it(model: Any, codec: Any,
 
 
 def test_a_stream_begins_as_the_video_does_and_goes_on(model: Any, codec: Any) -> None:
-    student = Student(model, codec, endless(PRESETS["diagonal-distillation"], SHAPE[0]))
+    student = StudentPipeline(model, codec, endless(PRESETS["diagonal-distillation"], SHAPE[0]))
     stream, whole = student.stream(asked(model)), student.videos(asked(model))
     pieces = [next(stream) for _ in range(6)]  # past the window of 12 latent frames
     assert [piece.shape[1] for piece in pieces] == [5, 6, 6, 6, 6, 6]
@@ -96,11 +106,11 @@ def test_a_teacher_starts_from_the_noise_of_its_students(model: Any, codec: Any,
 
 
 def test_numbers_that_need_a_teacher_or_weights_are_left_out_without_them(
-    model: Any, codec: Any, judges: Judges
+    model: Any, codec: Any, judges: TextToVideoJudges
 ) -> None:
     wanted = asked(model)
     told = Answers.of([Facts(next(iter(PLACES)), (LEFT,), ())] * 3, "cpu")
-    made = look(Student(model, codec, PRESETS["self-forcing"]).videos(wanted), judges)
+    made = look(StudentPipeline(model, codec, PRESETS["self-forcing"]).videos(wanted), judges)
     guide = look(teacher(model, codec).videos(wanted), judges)
     alone = compare(made, told, References(guide), judges)
     beside = compare(made, told, References(guide, guide), judges)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diagonal.evaluation.drift import WINDOW, drift
 from diagonal.networks.inverse_dynamics import Config, judge
-from diagonal.training.tokens.stages import build
+from diagonal.training.stages import build
 
 FPS = Fraction(35, 4)
 

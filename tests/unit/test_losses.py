@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diagonal.training.latents import losses
-from diagonal.training.latents.losses import MOTIONS, Weights
+from diagonal.training.latents.losses import MOTIONS, LossWeights
 from tests.conftest import golden
 
 SHAPE = (2, 5, 3, 6, 8)
@@ -72,7 +72,7 @@ def test_every_term_has_a_gradient_of_its_own(motion: losses.Motion) -> None:
         for other in found:
             if other != name:
                 assert abs(torch.cosine_similarity(one, found[other], dim=0)) < 0.99, (name, other)
-    weights = Weights(0.5, 2.0, 3.0, 0.25, 0.125)
+    weights = LossWeights(0.5, 2.0, 3.0, 0.25, 0.125)
     whole = gradient(lambda x: losses.total({name: term(x) for name, term in terms.items()}, weights), x)
     mixed = 0.5 * found["dmd"] + 2 * found["regression"] + 0.75 * found["flow_dmd"] + 0.375 * found["flow_regression"]
     torch.testing.assert_close(whole.flatten(), mixed, rtol=1e-4, atol=1e-8)
@@ -161,16 +161,16 @@ def test_a_flat_or_a_constant_video_has_no_motion() -> None:
 
 
 def test_terms_that_do_not_count_are_left_out() -> None:
-    assert list(Weights(regression=0, motion=0).factors()) == ["dmd"]
-    assert list(Weights(spatial=0, flow=0).factors()) == ["regression", "flow_regression"]
-    assert losses.total({"dmd": torch.tensor(2.0)}, Weights(3.0, 0, 0)).item() == 6
+    assert list(LossWeights(regression=0, motion=0).factors()) == ["dmd"]
+    assert list(LossWeights(spatial=0, flow=0).factors()) == ["regression", "flow_regression"]
+    assert losses.total({"dmd": torch.tensor(2.0)}, LossWeights(3.0, 0, 0)).item() == 6
     with pytest.raises(ValueError, match=r"terms \['dmd', 'regression'\] given; the weights count \['dmd'\]"):
-        losses.total({"dmd": torch.ones(()), "regression": torch.ones(())}, Weights(1, 0, 0))
+        losses.total({"dmd": torch.ones(()), "regression": torch.ones(())}, LossWeights(1, 0, 0))
 
 
 @pytest.mark.parametrize("change", [{"spatial": -1.0}, {"motion": float("nan")}, {"flow": float("inf")}])
 def test_impossible_weights_are_refused(change: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be 0 or more"):
-        Weights(**change)
+        LossWeights(**change)
     with pytest.raises(ValueError, match="one of them above 0"):
-        Weights(0, 0, 0, 0, 0)
+        LossWeights(0, 0, 0, 0, 0)

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from diagonal.training import parallel
-from diagonal.training.data.latents import Prompts
-from diagonal.training.latents.diffusion import Split
+from diagonal.training.data.latents import EmbeddedPrompts
+from diagonal.training.latents.diffusion import BatchShard
 from diagonal.training.latents.distill import DistillTask
 from diagonal.training.loop import POINTER, RunConfig, fit
 from diagonal.training.parallel import gathered, processes, shard
@@ -27,15 +27,17 @@ from tests.small_diffusion import CPU, NEGATIVE, PROMPTS_ONLY, SIZE, method, stu
 ROOT = Path(__file__).parents[2]
 
 
-def task(batch: int = 4, split: Split | None = None, mesh: Any = None) -> DistillTask:
+def task(batch: int = 4, own: BatchShard | None = None, mesh: Any = None) -> DistillTask:
     models: list[Any] = [student(seed) for seed in (1, 2, 2)]
     if mesh is not None:
         for model in models:
             shard(model, mesh)
     how = method(weights=PROMPTS_ONLY, scored=3, longest=3, critic_steps=2, lr=1e-3, critic_lr=1e-3)
     how = replace(how, recompute=mesh is not None)
-    prompts = Prompts(texts(5))
-    return DistillTask(models[0], models[1], models[2], prompts, NEGATIVE, how, SIZE, batch, 3, split=split or Split())
+    prompts = EmbeddedPrompts(texts(5))
+    return DistillTask(
+        models[0], models[1], models[2], prompts, NEGATIVE, how, SIZE, batch, 3, shard=own or BatchShard()
+    )
 
 
 def config(steps: int) -> RunConfig:
@@ -46,7 +48,7 @@ def sharded(folder: Path, steps: int, replicas: int = 1) -> None:
     """A run by the processes that torchrun started; also what this file does as a program."""
     torch.set_num_threads(1)
     with processes(CPU, replicas) as group:
-        one = task(split=group.split(part=1), mesh=group.mesh)
+        one = task(own=group.batch_shard(micro_batch=1), mesh=group.mesh)
         for _ in fit(one, config(steps), folder, group):
             pass
         whole = gathered(one.module)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diagonal.text import encoders as text
 from diagonal.text.encoders import ENCODERS, embed, prepare
-from diagonal.training.data.prompts import LONGEST, Written, read
+from diagonal.training.data.prompts import LONGEST, FilePrompts, read
 
 HASH = ENCODERS["hash"]
 
@@ -71,12 +71,12 @@ def test_files_that_are_missing_and_limits_that_make_no_sense(tmp_path: Path) ->
 
 
 def test_written_prompts_give_their_embeddings() -> None:
-    source = Written(["a cat", "a dog", "a bird"], HASH, torch.device("cpu"))
+    source = FilePrompts(["a cat", "a dog", "a bird"], HASH, torch.device("cpu"))
     assert len(source) == 3
     taken = source.take([2, 0]).text_BLC
     assert torch.equal(taken, embed(["a bird", "a cat"], HASH, device="cpu"))
     with pytest.raises(ValueError, match="17 tokens; 16 are allowed"):
-        Written(["word " * 17], HASH, torch.device("cpu")).take([0])
+        FilePrompts(["word " * 17], HASH, torch.device("cpu")).take([0])
 
 
 def test_texts_are_encoded_once_with_the_encoder_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +91,6 @@ def test_texts_are_encoded_once_with_the_encoder_loaded_once(tmp_path: Path, mon
     assert list(prepare(["a", "bb", "a ", "ccc"], other, device="cpu", cache=tmp_path)) == [1, 2, 3]
     assert list(prepare(["ccc", "dddd", "a"], other, device="cpu", cache=tmp_path)) == [3]
     assert calls == [["a", "bb", "ccc"], ["dddd"]]
-    source = Written(["a", "bb", "ccc", "dddd"], other, torch.device("cpu"), tmp_path)
+    source = FilePrompts(["a", "bb", "ccc", "dddd"], other, torch.device("cpu"), tmp_path)
     assert source.take([3, 1]).text_BLC[:, 0, 0].tolist() == [4, 2]
     assert len(calls) == 2 and not list(prepare(["a"], HASH, device="cpu"))

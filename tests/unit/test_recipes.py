@@ -181,19 +181,22 @@ def test_what_a_tokenizers_recipe_says_reaches_its_training(tmp_path: Path, monk
 
     monkeypatch.setattr(stages, "TokenizerTask", spied)
     part = Part(torch.zeros(4, 16, 16, 3, dtype=torch.uint8), torch.zeros(4, 1), torch.zeros(4))
+    monkeypatch.setattr(stages.RecipeData, "frames", lambda _: (part, part))
+    data = stages.RecipeData(replace(find("smoke"), tokenizer=recipe), tmp_path, torch.device("cpu"))
     with pytest.raises(InterruptedError):
-        list(stages.train_tokenizer(recipe, part, part, tmp_path))
+        stages.tokenizer_stage(data, tmp_path).inputs()
     (task,) = seen
     assert (task.batch, task.lr, task.seed, task.lpips_scale) == (3, 0.123, recipe.run.seed, 0.77)
 
 
 def test_a_recipe_that_distils_is_found_and_others_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "paintings.py").write_text(
-        "from diagonal.recipes import Staged\n\n\n"
-        "def distill():\n    return Staged({'teacher': 2}, lambda *given: iter(()))\n"
+        "from diagonal.training.stages import Stage\n\n\n"
+        "def distill():\n    return lambda folder, *_: [Stage('teacher', 2, folder, iter)]\n"
     )
     monkeypatch.setattr(recipes, "__path__", [*recipes.__path__, str(tmp_path)])
-    assert recipes.distillation("paintings").steps == {"teacher": 2}
+    (stage,) = recipes.distillation("paintings")(tmp_path, torch.device("cpu"), None)
+    assert (stage.name, stage.steps) == ("teacher", 2)
     with pytest.raises(ValueError, match="'paintings' trains no world of tokens"):
         find("paintings")
     with pytest.raises(ValueError, match=r"'smoke' distils nothing; recipes that do: .*paintings"):

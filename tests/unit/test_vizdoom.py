@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from diagonal.worlds import vizdoom
-from diagonal.worlds.player import PATIENT, SHARES, Policy
+from diagonal.worlds.player import PATIENT, RESTLESS, Policy
 from diagonal.worlds.vizdoom import ACTIONS, NOOP, Shard, halve, parse, play, read, record, shards, tokens
 
 plays = pytest.mark.skipif(find_spec("vizdoom") is None, reason="ViZDoom is not installed")
@@ -59,8 +59,8 @@ def test_an_action_is_one_id_after_the_first():
 
 
 def test_every_action_has_its_buttons_and_its_share_of_play():
-    assert list(vizdoom.BUTTONS) == list(SHARES) == list(PATIENT) == list(ACTIONS)
-    for shares in (SHARES, PATIENT):
+    assert list(vizdoom.BUTTONS) == list(RESTLESS) == list(PATIENT) == list(ACTIONS)
+    for shares in (RESTLESS, PATIENT):
         assert sum(share for share, _ in shares.values()) == pytest.approx(1)
     assert len(set(vizdoom.BUTTONS.values())) == len(ACTIONS)
 
@@ -130,13 +130,13 @@ def test_actions_are_held_for_a_while():
     lengths: dict[str, list[int]] = {}
     for action, group in itertools.groupby(made):
         lengths.setdefault(action, []).append(len(list(group)))
-    for action, (_, (low, _)) in SHARES.items():
+    for action, (_, (low, _)) in RESTLESS.items():
         assert min(lengths[action][:-1]) >= low, action
 
 
 def test_with_room_ahead_every_action_comes_as_often_as_it_should():
     made = Counter(choices(Policy(np.random.default_rng(0)), FAR, 100.0, 20_000))
-    held = {name: share * (low + high) / 2 for name, (share, (low, high)) in SHARES.items()}
+    held = {name: share * (low + high) / 2 for name, (share, (low, high)) in RESTLESS.items()}
     for name, expected in held.items():
         assert made[name] / 20_000 == pytest.approx(expected / sum(held.values()), abs=0.03)
 

@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 
 from diagonal.cli import Device, Json, Lpips, app, err, out, print_json, refuse
-from diagonal.cli.train import Line, Stage, Tensorboard, follow
+from diagonal.cli.train import Line, Tensorboard, follow
 
 if TYPE_CHECKING:
     from diagonal.training.latents.methods import Distillation
@@ -159,7 +159,9 @@ def _run(options: Mapping[str, Any]) -> None:
     from diagonal.generation.devices import check_device
     from diagonal.planning.denoising import spec
     from diagonal.training.data.prompts import read
-    from diagonal.training.latents import distillation as job
+    from diagonal.training.latents import distillation
+    from diagonal.training.parallel import processes
+    from diagonal.training.stages import run as run_stages
 
     folder, first = _needed(options, "out_path"), os.environ.get("RANK", "0") == "0"
     found = read(_needed(options, "prompts"), options["max_prompts"], options["seed"])
@@ -168,9 +170,9 @@ def _run(options: Mapping[str, Any]) -> None:
         listed = ", ".join(f"{count} {why}" for why, count in left_out.items() if count)
         err.print(f"{len(found.texts)} prompts; left out: {listed}", markup=False)
     same = ("model", "init", "batch", "accumulate", "negative_prompt", "trajectories", "vae", "text_encoder")
-    run = job.released(options["steps"], options["save_every"], options["log_every"])
+    run = distillation.released(options["steps"], options["save_every"], options["log_every"])
     begin = run.ema_from if options["ema_from"] is None else options["ema_from"]
-    work = job.Job(
+    config = distillation.DistillConfig(
         teacher=_needed(options, "teacher"),
         method=_method(options),
         prompts=found.texts,
@@ -178,19 +180,17 @@ def _run(options: Mapping[str, Any]) -> None:
         run=replace(run, seed=options["seed"], ema=options["ema"], ema_from=begin),
         **{name: options[name] for name in same},
     )
-    start, lines = time.perf_counter(), job.distil(work, folder, check_device(options["device"]), options["resume"])
-    if not first:
-        for _ in lines:
-            pass
-        return
-    stage = Stage(job.DISTILL, options["steps"], folder)
-    before = [Stage(job.PROMPTS, 1 + len(found.texts), folder / job.PROMPTS)]
-    if options["trajectories"] is not None:
-        before.append(Stage(job.TRAJECTORIES, len(found.texts), options["trajectories"]))
-    follow([*before, stage], lines, options["tensorboard"])
+    start = time.perf_counter()
+    with processes(check_device(options["device"])) as group:
+        stages = distillation.stages(config, folder, group, options["resume"])
+        if not first:
+            for _ in run_stages(stages):
+                pass
+            return
+        follow(stages, run_stages(stages), options["tensorboard"])
     shared = {name: options[name] for name in ("model", "method", "teacher", "batch")}
-    shared |= {"schedule": spec(work.method.preset.schedule), "prompts": len(found.texts)}
-    numbers = shared | {"seconds": time.perf_counter() - start} | stage.result()
+    shared |= {"schedule": spec(config.method.preset.schedule), "prompts": len(found.texts)}
+    numbers = shared | {"seconds": time.perf_counter() - start} | stages[-1].result()
     if options["as_json"]:
         print_json(numbers)
     else:
@@ -260,13 +260,13 @@ def _print_plan(shared: Line, found: Mapping[int, Line]) -> None:
 def _recipe(name: str, options: Mapping[str, Any]) -> None:
     from diagonal.generation.devices import check_device
     from diagonal.recipes import distillation
+    from diagonal.training.stages import MODEL, run
 
     folder: Path = _needed(options, "out_path")
-    staged, start = distillation(name), time.perf_counter()
-    stages = [Stage(stage, steps, folder / stage) for stage, steps in staged.steps.items()]
-    lines = staged.make(folder, check_device(options["device"]), options["lpips"])
-    follow(stages, lines, options["tensorboard"])
-    trained = [stage.result() for stage in stages if (stage.folder / "curve.jsonl").is_file()]
+    chain, start = distillation(name), time.perf_counter()
+    stages = chain(folder, check_device(options["device"]), options["lpips"])
+    follow(stages, run(stages), options["tensorboard"])
+    trained = [stage.result() for stage in stages if stage.leaves == MODEL]
     numbers = {"recipe": name, "seconds": time.perf_counter() - start, "out": str(folder), "stages": trained}
     if options["as_json"]:
         print_json(numbers)

@@ -5,11 +5,10 @@ A run is its folder: started again, it goes on from its checkpoint.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from diagonal.training.recipe import Recipe, WorldRecipe
+    from diagonal.training.stages import Stage
 
 train = typer.Typer(no_args_is_help=True, help="Train a world by a recipe: all stages, or one of them.")
 app.add_typer(train, name="train")
@@ -32,21 +32,15 @@ Tokenizer = Annotated[Path, typer.Option(help="Folder of the trained tokenizer."
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run; one that was begun goes on.")]
 Tensorboard = Annotated[bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard.")]
 
+Schedules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--schedule",
+        help="What it learns to decode by; several get as many steps as each other. Default: the recipe's.",
+    ),
+]
+
 Line = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of a run: how many steps it has and where it is kept."""
-
-    name: str
-    steps: int
-    folder: Path
-
-    def result(self) -> Line:
-        """The last line of the curve, which has the numbers on held-out data."""
-        last: Line = json.loads((self.folder / "curve.jsonl").read_text().splitlines()[-1])
-        return {"stage": self.name, "steps": self.steps, "out": str(self.folder)} | last
 
 
 @train.command("all")
@@ -61,17 +55,12 @@ def train_all(
 ) -> None:
     """Record, then train tokenizer, judge, base, finetune and diagonal, each in its folder below --out."""
     found, where = _begin(recipe, device)
-    from diagonal.training.tokens import stages
+    from diagonal.training.stages import MODEL, run
+    from diagonal.training.tokens.stages import stages
 
-    parts = [("tokenizer", found.tokenizer), ("judge", found.judge), ("base", found.base)]
-    parts += [("finetune", found.finetune), ("diagonal", found.diagonal)]
-    trained = [Stage(name, part.run.steps, out_path / name) for name, part in parts if part is not None]
-    recorded = [
-        Stage("record train", found.frames, out_path / "data" / "train"),
-        Stage("record held-out", found.held_out_frames, out_path / "data" / "held-out"),
-    ]
-    start = time.perf_counter()
-    follow([*recorded, *trained], stages.make(found, out_path, where, lpips, workers), tensorboard)
+    made, start = stages(found, out_path, where, lpips, workers), time.perf_counter()
+    follow(made, run(made), tensorboard)
+    trained = [stage for stage in made if stage.leaves == MODEL]
     shared = {"recipe": recipe, "stage": "all", "seconds": time.perf_counter() - start, "out": str(out_path)}
     if as_json:
         print_json(shared | {"stages": [stage.result() for stage in trained]})
@@ -91,15 +80,10 @@ def tokenizer(
 ) -> None:
     """Train the tokenizer on recorded frames."""
     found, where = _begin(recipe, device)
-    from diagonal.training.tokens import stages
+    from diagonal.training.tokens.stages import RecipeData, tokenizer_stage
 
-    stage = Stage("tokenizer", found.tokenizer.run.steps, out_path)
-
-    def lines() -> Iterator[Line]:
-        frames = stages.recordings(found, data, where)
-        yield from stages.train_tokenizer(found.tokenizer, *frames, out_path, lpips)
-
-    _run(stage, lines(), {"recipe": recipe}, tensorboard, as_json)
+    stage = tokenizer_stage(RecipeData(found, data, where), out_path, lpips)
+    _run(stage, {"recipe": recipe}, tensorboard, as_json)
 
 
 @train.command()
@@ -113,16 +97,9 @@ def judge(
 ) -> None:
     """Train the network that judges whether frames obey their actions."""
     found, where = _begin(recipe, device)
-    from diagonal.training.tokens import stages
+    from diagonal.training.tokens.stages import RecipeData, judge_stage
 
-    part = found.judge
-    if part is None:
-        raise ValueError(f"the recipe {recipe} has no judge")
-
-    def lines() -> Iterator[Line]:
-        yield from stages.train_judge(part, *stages.recordings(found, data, where), out_path)
-
-    _run(Stage("judge", part.run.steps, out_path), lines(), {"recipe": recipe}, tensorboard, as_json)
+    _run(judge_stage(RecipeData(found, data, where), out_path), {"recipe": recipe}, tensorboard, as_json)
 
 
 @train.command()
@@ -131,14 +108,17 @@ def world(
     data: Data,
     tokenizer: Tokenizer,
     out_path: Out,
+    schedule: Schedules = None,
     device: Device = "cpu",
     tensorboard: Tensorboard = False,
     as_json: Json = False,
 ) -> None:
     """Train the world from scratch: the recipe's base stage."""
     found, where = _begin(recipe, device)
-    lines = _world(found, found.base, (data, tokenizer, None), out_path, where)
-    _run(Stage("base", found.base.run.steps, out_path), lines, {"recipe": recipe}, tensorboard, as_json)
+    how = replace(found.base, mixture=_mixture(schedule) or found.base.mixture)
+    stage = _world("base", how, (found, data, where), (tokenizer, None), out_path)
+    shared = {"recipe": recipe, "schedules": [spec for spec, _ in how.mixture]}
+    _run(stage, shared, tensorboard, as_json)
 
 
 @app.command()
@@ -148,10 +128,7 @@ def finetune(
     tokenizer: Tokenizer,
     weights: Annotated[Path, typer.Option(help="Folder of the trained world to start from.")],
     out_path: Out,
-    schedule: Annotated[
-        list[str] | None,
-        typer.Option(help="What it learns to decode by; several share the steps equally. Default: the recipe's."),
-    ] = None,
+    schedule: Schedules = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Default: the recipe's.")] = None,
     device: Device = "cpu",
     tensorboard: Tensorboard = False,
@@ -159,15 +136,18 @@ def finetune(
 ) -> None:
     """Teach a trained world other schedules: a short run under the visibility they decode with."""
     found, where = _begin(recipe, device)
+    run = found.finetune.run if steps is None else replace(found.finetune.run, steps=steps)
+    how = replace(found.finetune, mixture=_mixture(schedule) or found.finetune.mixture, run=run)
+    stage = _world("finetune", how, (found, data, where), (tokenizer, weights), out_path)
+    shared = {"recipe": recipe, "schedules": [spec for spec, _ in how.mixture]}
+    _run(stage, shared, tensorboard, as_json)
+
+
+def _mixture(schedules: Sequence[str] | None) -> tuple[tuple[str, float], ...]:
+    """The schedules that are asked for, as often as each other."""
     from diagonal.planning.plan import Order
 
-    mixture = tuple((str(Order.of(spec)), 1.0) for spec in schedule) if schedule else found.finetune.mixture
-    run = found.finetune.run if steps is None else replace(found.finetune.run, steps=steps)
-    lines = _world(
-        found, replace(found.finetune, mixture=mixture, run=run), (data, tokenizer, weights), out_path, where
-    )
-    shared = {"recipe": recipe, "schedules": [spec for spec, _ in mixture]}
-    _run(Stage("finetune", run.steps, out_path), lines, shared, tensorboard, as_json)
+    return tuple((str(Order.of(spec)), 1.0) for spec in schedules or ())
 
 
 def _begin(recipe: str, device: str) -> tuple[Recipe, torch.device]:
@@ -178,23 +158,29 @@ def _begin(recipe: str, device: str) -> tuple[Recipe, torch.device]:
 
 
 def _world(
-    recipe: Recipe, how: WorldRecipe, inputs: tuple[Path, Path, Path | None], folder: Path, device: torch.device
-) -> Iterator[Line]:
-    """Lines of a world's training; `inputs` are the folders of data, tokenizer and, perhaps, weights to start from."""
-    from diagonal.training.tokens import stages
+    name: str,
+    how: WorldRecipe,
+    recorded: tuple[Recipe, Path, torch.device],
+    folders: tuple[Path, Path | None],
+    out_path: Path,
+) -> Stage:
+    """The stage that trains a world; `folders` are those of the tokenizer and, perhaps, of weights to start from."""
+    from diagonal.training.stages import MODEL
+    from diagonal.training.tokens.stages import RecipeData, world_stage
 
-    data, tokenizer, start = inputs
+    tokenizer, start = folders
     for option, path in (("--tokenizer", tokenizer), ("--weights", start)):
-        if path is not None and not (path / stages.MODEL).is_file():
-            raise ValueError(f"{option} {path} holds no {stages.MODEL}; give the folder of a finished stage")
-    both = tuple(stages.tokens(recipe, tokenizer, data / part, device) for part in ("train", "held-out"))
-    yield from stages.train_world(how, recipe.model, both, folder, start)
+        if path is not None and not (path / MODEL).is_file():
+            raise ValueError(f"{option} {path} holds no {MODEL}; give the folder of a finished stage")
+    return world_stage(name, how, RecipeData(*recorded), tokenizer, out_path, start)
 
 
-def _run(stage: Stage, lines: Iterator[Line], shared: Line, tensorboard: bool, as_json: bool) -> None:
+def _run(stage: Stage, shared: Line, tensorboard: bool, as_json: bool) -> None:
     """Train one stage and say what came out."""
+    from diagonal.training.stages import run
+
     start = time.perf_counter()
-    follow([stage], ((stage.name, line) for line in lines), tensorboard)
+    follow([stage], run([stage]), tensorboard)
     shared |= {"seconds": time.perf_counter() - start}
     if as_json:
         print_json(shared | stage.result())

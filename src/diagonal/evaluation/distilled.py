@@ -1,6 +1,6 @@
 """Makes clips by a distilled student and by its teacher, of the same prompts and noise, and measures them.
 
-    videos = Student(model, codec, preset).videos(asked)
+    videos = StudentPipeline(model, codec, preset).videos(asked)
     numbers = compare(look(videos, judges), told, References(real, teacher), judges)
 
 References are real clips that nobody trained on, through the codec, and the teacher's clips.
@@ -47,7 +47,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Student:
+class StudentPipeline:
     """A causal model, the codec that shows its latents, and how it is run."""
 
     model: Any
@@ -87,8 +87,8 @@ def endless(preset: Preset, longest: int) -> Preset:
 
 
 @dataclass(frozen=True, slots=True)
-class Teacher:
-    """The bidirectional model, and how it is run: Euler steps over shares of noise, with guidance."""
+class TeacherPipeline:
+    """The bidirectional model, and how it is run: Euler steps over sigmas, with guidance."""
 
     model: Any
     codec: Any
@@ -124,7 +124,7 @@ def decode(codec: Any, latents_NFCHW: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Judges:
+class TextToVideoJudges:
     """What measures: two networks of our own, and LPIPS where its weights are given."""
 
     idm: InverseDynamics
@@ -142,7 +142,7 @@ class Seen:
     answers: Answers
 
 
-def look(video_NTCHW: Tensor, judges: Judges) -> Seen:
+def look(video_NTCHW: Tensor, judges: TextToVideoJudges) -> Seen:
     """See all there is to see in clips."""
     _, features = judge(judges.idm, video_NTCHW)
     return Seen(video_NTCHW, looks(video_NTCHW), features, read(judges.reader, video_NTCHW))
@@ -169,7 +169,7 @@ class References:
     teacher: Seen | None = None
 
 
-def compare(made: Seen, told: Answers, references: References, judges: Judges) -> dict[str, Interval]:
+def compare(made: Seen, told: Answers, references: References, judges: TextToVideoJudges) -> dict[str, Interval]:
     """All numbers of a set of clips, each with its 95 % interval over clips. `told` is what their prompts say."""
     count, numbers = len(made.video_NTCHW), {name: _mean(one) for name, one in made.looks.items()}
 

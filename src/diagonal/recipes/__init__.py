@@ -2,7 +2,7 @@
 
     recipe()    -> Recipe       the numbers of a world of tokens
     video()     -> VideoRecipe  the numbers of a text-to-video world
-    distill()   -> Staged       the stages that end in a distilled student
+    distill()   -> Chain        the stages that end in a distilled student
 
 `diagonal train ... --recipe doom` is `diagonal.recipes.doom.recipe()`. Sizes of data and models, steps and seeds are
 the recipe's; the code that trains knows none of them.
@@ -15,7 +15,7 @@ import pkgutil
 from inspect import signature
 from typing import Any, cast
 
-from diagonal.training.recipe import Recipe, Staged, VideoRecipe
+from diagonal.training.recipe import Chain, Recipe, VideoRecipe
 
 
 def names(kind: str = "recipe") -> list[str]:
@@ -33,9 +33,9 @@ def find_video(name: str) -> VideoRecipe:
     return cast(VideoRecipe, _call(name, "video", "trains no text-to-video world"))
 
 
-def distillation(name: str) -> Staged:
+def distillation(name: str) -> Chain:
     """The distillation of the recipe of that name, or of a name and a size, such as `doom:smoke`."""
-    return cast(Staged, _call(name, "distill", "distils nothing"))
+    return cast(Chain, _call(name, "distill", "distils nothing"))
 
 
 def _call(name: str, kind: str, lacking: str) -> Any:

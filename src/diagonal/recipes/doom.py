@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diagonal.recipes import doom_t2v
 from diagonal.training.loop import RunConfig
-from diagonal.training.recipe import JudgeRecipe, Recipe, Staged, TokenizerRecipe, WorldRecipe
+from diagonal.training.recipe import Chain, JudgeRecipe, Recipe, TokenizerRecipe, WorldRecipe
 
 
 def recipe() -> Recipe:
@@ -50,6 +50,6 @@ def recipe() -> Recipe:
     )
 
 
-def distill(size: str = "full") -> Staged:
+def distill(size: str = "full") -> Chain:
     """The text-to-video world of the same game: what there is to distil."""
     return doom_t2v.distill(size)

@@ -6,17 +6,17 @@ a minute; its result is not meant to be good, and its gates let nearly everythin
 
 from __future__ import annotations
 
-from diagonal.training.latents.stages import staged
+from diagonal.training.latents.stages import chain
 from diagonal.training.loop import RunConfig
 from diagonal.training.recipe import (
+    Chain,
     CodecRecipe,
-    Gate,
-    Staged,
     StudentRecipe,
     TeacherRecipe,
     TrajectoryRecipe,
     VideoRecipe,
 )
+from diagonal.training.stages import Gate
 
 SIZES = ("full", "smoke")
 METHODS = ("diagonal-distillation-prompts", "diagonal-distillation", "self-forcing", "causvid")
@@ -39,9 +39,9 @@ def video(size: str = "full") -> VideoRecipe:
     return _full() if size == "full" else _smoke()
 
 
-def distill(size: str = "full") -> Staged:
+def distill(size: str = "full") -> Chain:
     """The whole chain, from recordings to students."""
-    return staged(video(size))
+    return chain(video(size))
 
 
 def _full() -> VideoRecipe:

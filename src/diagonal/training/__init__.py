@@ -1,1 +1,1 @@
-"""Training: one loop (`run`), and what it trains: a tokenizer, a world under any mixture of schedules, a judge."""
+"""Training: one loop, one runner of stages, and what they train: tokenizers, worlds, students, judges."""

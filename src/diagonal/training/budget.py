@@ -2,8 +2,8 @@
 
 With P parameters, G GPUs, and for a sample of n tokens (all frames), width C, layers L, feed-forward width F:
 
-    state         4 P (2 weights + 4 moments + 1 gradient + 2 averages) + t P, shared out over G; t bytes per teacher's
-                  weight. Generator and critic take turns, so one of them has gradients
+    state         4 P (2 weights + 4 moments + 1 gradient + 2 EMA) + t P, sharded over G; t bytes per weight of the
+                  teacher. Generator and critic alternate, so one of them has gradients
     activations   recomputed: the input of every block, 4 n C L, and what one block holds, n (44 C + 4 F) bytes
     cache         4 C L for each of the window's tokens; and again what every chunk with gradient saw of it
 
@@ -30,11 +30,16 @@ from diagonal.training.latents.methods import DIFFUSION, Distillation
 
 GB = 10**9
 TFLOPS = 300.0  # a second, of bfloat16: what the released code reaches on an H200 when it generates (1.33 s for 400)
-WEIGHTS, MOMENTS, GRADIENTS, AVERAGES = 2, 4, 1, 2  # numbers for each parameter of a model, in float32
+WEIGHTS, MOMENTS, GRADIENTS, EMAS = (
+    2,
+    4,
+    1,
+    2,
+)  # float32 values for each parameter of a model: generator and critic together
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepCost:
     """A step with one sample on one GPU."""
 
     sample_s: float  # loss and backward pass
@@ -53,14 +58,14 @@ class Spread:
     peak_gb: float  # of each GPU
 
 
-def state_bytes(parameters: int, averages: int = AVERAGES, teacher: int = 2) -> int:
-    """Weights, moments, gradient and averages of generator and critic, and the teacher's weights of so many bytes."""
-    return parameters * (4 * (WEIGHTS + MOMENTS + GRADIENTS + averages) + teacher)
+def state_bytes(parameters: int, ema: int = EMAS, teacher: int = 2) -> int:
+    """Weights, moments, gradient and EMA of generator and critic, and the teacher's weights of so many bytes."""
+    return parameters * (4 * (WEIGHTS + MOMENTS + GRADIENTS + ema) + teacher)
 
 
-def spread(steps: Mapping[str, Step], state: int, critic_steps: int, batch: int, gpus: int) -> Spread:
-    """Steps of one sample on one GPU, of a generator and a critic, on several: the samples of a batch in turn, the
-    state shared out. Talk between GPUs is not counted."""
+def spread(steps: Mapping[str, StepCost], state: int, critic_steps: int, batch: int, gpus: int) -> Spread:
+    """Steps of one sample on one GPU, of a generator and a critic, on several: the samples of a shard one
+    by one, the state sharded. Communication is not counted."""
     own = -(-batch // gpus)
     seconds = {name: own * one.sample_s + one.update_s / gpus for name, one in steps.items()}
     rest = max(one.peak_gb for one in steps.values()) - state / GB
@@ -79,7 +84,7 @@ class Prediction:
     cache_gb: float
     generator_tflop: float
     critic_tflop: float
-    steps: dict[str, Step]
+    steps: dict[str, StepCost]
 
     def numbers(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "steps"}
@@ -110,7 +115,7 @@ def predict(
         cache / GB,
         work["generator"] / 1e12,
         work["critic"] / 1e12,
-        {name: Step(one / tflops / 1e12, 0.0, peak) for name, one in work.items()},
+        {name: StepCost(one / tflops / 1e12, 0.0, peak) for name, one in work.items()},
     )
 
 

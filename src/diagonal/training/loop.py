@@ -22,6 +22,7 @@ from diagonal.media.files import atomic
 from diagonal.media.video import VideoArray, write_picture
 from diagonal.training.optim import rate
 
+CURVE, SETTINGS = "curve.jsonl", "settings.json"
 CHECKPOINT = "checkpoint.pt"  # the state of a run of one process
 POINTER = "checkpoint.json"  # names the folder that holds the newest whole state of several
 
@@ -35,8 +36,8 @@ class RunConfig:
     warmup: int = 50
     decay_from: float = 0.3  # the learning rate falls from this part of the run on
     clip: float = 1.0
-    ema: float | None = None  # decay of an averaged copy of the weights, which then is the result
-    ema_from: int = 0  # the step from which on it averages; until then it is the weights themselves
+    ema: float | None = None  # decay of an EMA of the weights, which then is the result
+    ema_from: int = 0  # the step from which on it lags behind; until then it is the weights themselves
     log_every: int = 50
     evaluate_every: int = 1000
     save_every: int = 500
@@ -81,11 +82,11 @@ class Store(Protocol):
         """A loss, a norm or the like, for all processes."""
         ...
 
-    def save(self, task: Task, average: Average, folder: Path, step: int) -> None:
+    def save(self, task: Task, ema: EMA, folder: Path, step: int) -> None:
         """Keep all that the run needs to go on from this step; until it is written, the state before it stays."""
         ...
 
-    def load(self, task: Task, average: Average, folder: Path) -> int:
+    def load(self, task: Task, ema: EMA, folder: Path) -> int:
         """Take up the newest state of the folder, and say its step; 0 where there is none."""
         ...
 
@@ -95,10 +96,10 @@ def fit(task: Task, config: RunConfig, folder: str | Path, store: Store | None =
     folder, store = Path(folder), store or Alone()
     folder.mkdir(parents=True, exist_ok=True)
     peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in task.optimizers]
-    average = Average(task.module, config.ema, config.ema_from)
-    first = store.load(task, average, folder)
+    ema = EMA(task.module, config.ema, config.ema_from)
+    first = store.load(task, ema, folder)
     if store.writes:
-        _cut(folder / "curve.jsonl", first)
+        _cut(folder / CURVE, first)
     parameters = [parameter for parameter in task.module.parameters() if parameter.requires_grad]
     began, done = time.perf_counter(), first
     for step in range(first, config.steps):
@@ -110,7 +111,7 @@ def fit(task: Task, config: RunConfig, folder: str | Path, store: Store | None =
         norm = nn.utils.clip_grad_norm_(parameters, config.clip)
         for optimizer in task.optimizers:
             optimizer.step()
-        average.update(task.module, step)
+        ema.update(task.module, step)
         task.module.zero_grad(set_to_none=True)
         last = step + 1 == config.steps
         logs, saves = (last or (step + 1) % every == 0 for every in (config.log_every, config.save_every))
@@ -121,14 +122,14 @@ def fit(task: Task, config: RunConfig, folder: str | Path, store: Store | None =
             line = {"step": step + 1, **numbers} | {key: store.number(value) for key, value in extras.items()}
             line["steps_per_second"] = (step + 1 - done) / (time.perf_counter() - began)
             if last or (step + 1) % config.evaluate_every == 0:
-                line |= _evaluate(task, average, folder if store.writes else None)
+                line |= _evaluate(task, ema, folder if store.writes else None)
             began, done = time.perf_counter(), step + 1
             if store.writes:
-                _append(folder / "curve.jsonl", line)
+                _append(folder / CURVE, line)
             yield line
         if saves:
-            store.save(task, average, folder, step + 1)
-    average.copy_to(task.module)
+            store.save(task, ema, folder, step + 1)
+    ema.copy_to(task.module)
 
 
 def unwritten(folder: Path, step: int, error: BaseException) -> OSError:
@@ -144,17 +145,22 @@ def begun(folder: Path) -> bool:
     return (folder / CHECKPOINT).exists() or (folder / POINTER).exists()
 
 
-def claim(folder: Path, settings: Mapping[str, Any]) -> None:
-    """A folder is one run: note its settings, or refuse to go on with other ones."""
-    now, path = json.loads(json.dumps(settings)), folder / "settings.json"
+def refuse_other(folder: Path, settings: Mapping[str, Any]) -> None:
+    """A folder is one run: refuse to go on with other settings than it was begun with."""
+    now, path = json.loads(json.dumps(settings)), folder / SETTINGS
     if path.exists() and begun(folder):
         before = json.loads(path.read_text())
         changed = [f"{key} {before.get(key)}, now {now[key]}" for key in now if before.get(key) != now[key]]
         if changed:
             raise ValueError(f"{folder} was begun with {'; '.join(changed)}. Remove it or choose another folder")
+
+
+def claim(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Note the settings of a run in its folder, which is no other run's."""
+    refuse_other(folder, settings)
     folder.mkdir(parents=True, exist_ok=True)
-    with atomic(path) as temporary:
-        temporary.write_text(json.dumps(now) + "\n")
+    with atomic(folder / SETTINGS) as temporary:
+        temporary.write_text(json.dumps(settings) + "\n")
 
 
 def _check(numbers: dict[str, float], step: int, folder: Path) -> None:
@@ -164,7 +170,7 @@ def _check(numbers: dict[str, float], step: int, folder: Path) -> None:
             raise ValueError(f"the {name} is {value} at step {step}; {folder} keeps the last good state")
 
 
-class Average:
+class EMA:
     """An exponential moving average of the weights from a step on; without a decay it does nothing."""
 
     def __init__(self, module: nn.Module, decay: float | None, begin: int = 0) -> None:
@@ -173,14 +179,14 @@ class Average:
 
     @torch.no_grad()
     def update(self, module: nn.Module, step: int) -> None:
-        """After a step: weights that had no gradient took no part in it, and their average stays."""
+        """After a step: weights that had no gradient took no part in it, and their EMA stays."""
         if self.decay is None:
             return
         pairs = zip(self.weights, module.parameters(), strict=True)
         moved = [(mean, parameter.detach()) for mean, parameter in pairs if parameter.grad is not None]
         if moved:
-            share = 1 - self.decay if step >= self.begin else 1.0
-            torch._foreach_lerp_([mean for mean, _ in moved], [weight for _, weight in moved], share)
+            alpha = 1 - self.decay if step >= self.begin else 1.0
+            torch._foreach_lerp_([mean for mean, _ in moved], [weight for _, weight in moved], alpha)
 
     @torch.no_grad()
     def copy_to(self, module: nn.Module) -> None:
@@ -188,10 +194,10 @@ class Average:
             _copy(self.weights, module)
 
 
-def _evaluate(task: Task, average: Average, folder: Path | None) -> dict[str, float]:
+def _evaluate(task: Task, ema: EMA, folder: Path | None) -> dict[str, float]:
     """Numbers and samples of the weights that the run would give now."""
     kept = [parameter.detach().clone() for parameter in task.module.parameters()]
-    average.copy_to(task.module)
+    ema.copy_to(task.module)
     task.module.eval()
     numbers, sheet = task.evaluate(), task.sheet()
     task.module.train()
@@ -215,12 +221,12 @@ class Alone:
     def number(self, value: Tensor) -> float:
         return float(value)
 
-    def save(self, task: Task, average: Average, folder: Path, step: int) -> None:
+    def save(self, task: Task, ema: EMA, folder: Path, step: int) -> None:
         state = {
             "step": step,
             "module": task.module.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in task.optimizers],
-            "average": average.weights,
+            "average": ema.weights,
         }
         with atomic(folder / CHECKPOINT) as temporary:
             try:
@@ -228,7 +234,7 @@ class Alone:
             except RuntimeError as error:  # PyTorch's word for a disk that takes no more
                 raise unwritten(folder, step, error) from error
 
-    def load(self, task: Task, average: Average, folder: Path) -> int:
+    def load(self, task: Task, ema: EMA, folder: Path) -> int:
         path = folder / CHECKPOINT
         if not path.exists():
             return 0
@@ -237,7 +243,7 @@ class Alone:
         task.module.load_state_dict(state["module"])
         for optimizer, saved in zip(task.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        average.weights = state["average"]
+        ema.weights = state["average"]
         return int(state["step"])
 
 

@@ -1,7 +1,7 @@
 """Muon for matrices, and the learning rate over a run.
 
 Muon (Jordan et al., 2024) makes the momentum of a weight matrix orthogonal by a few Newton-Schulz steps. Matrices of
-the same shape are stacked, so a model of many equal layers needs few large products instead of many small ones.
+the same shape are stacked, so a model of many equal layers needs few large GEMMs instead of many small ones.
 """
 
 from __future__ import annotations

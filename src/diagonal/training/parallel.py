@@ -1,9 +1,9 @@
-"""Training by several processes, started by torchrun: weights, gradients and optimizer state are shared out (FSDP2).
+"""Training by several processes, started by torchrun: weights, gradients and optimizer state are sharded (FSDP2).
 
     with processes(torch.device("cuda")) as group:          # one process alone is a group too
         for model in (generator, critic, teacher):
             shard(model, group.mesh)                        # before the optimizers are made
-        task = DistillTask(..., split=group.split(part=1))
+        task = DistillTask(..., shard=group.batch_shard(micro_batch=1))
         for line in fit(task, config, folder, group): ...
 
 Samples are numbered over all processes and draw their own random numbers, so that a run does not depend on how many
@@ -42,13 +42,13 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
 from diagonal.media.files import atomic
-from diagonal.training.latents.diffusion import Split
-from diagonal.training.loop import POINTER, Average, Task, unwritten
+from diagonal.training.latents.diffusion import BatchShard
+from diagonal.training.loop import EMA, POINTER, Task, unwritten
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The processes of a run, and what they do together: a `training.run.Store`."""
+    """The processes of a run, and what they do together: a `training.loop.Store`."""
 
     mesh: DeviceMesh
     device: torch.device
@@ -57,9 +57,9 @@ class Group:
     def writes(self) -> bool:
         return dist.get_rank() == 0
 
-    def split(self, part: int | None = None) -> Split:
-        """This process's samples, `part` of them at a time."""
-        return Split(dist.get_rank(), dist.get_world_size(), part)
+    def batch_shard(self, micro_batch: int | None = None) -> BatchShard:
+        """This process's shard of a batch, `micro_batch` samples at a time."""
+        return BatchShard(dist.get_rank(), dist.get_world_size(), micro_batch)
 
     def number(self, value: Tensor) -> float:
         """What is sharded is one number already; of what each process has its own, the mean."""
@@ -69,10 +69,10 @@ class Group:
         dist.all_reduce(mean)
         return float(mean / dist.get_world_size())
 
-    def save(self, task: Task, average: Average, folder: Path, step: int) -> None:
+    def save(self, task: Task, ema: EMA, folder: Path, step: int) -> None:
         target = folder / f"checkpoint-{step:08d}"
         try:
-            save(_state(task, average), checkpoint_id=str(target))
+            save(_state(task, ema), checkpoint_id=str(target))
         except CheckpointException as error:  # of all processes, whichever of them could not write
             if self.writes:
                 shutil.rmtree(target, ignore_errors=True)
@@ -85,11 +85,11 @@ class Group:
                     shutil.rmtree(old)
         dist.barrier()
 
-    def load(self, task: Task, average: Average, folder: Path) -> int:
+    def load(self, task: Task, ema: EMA, folder: Path) -> int:
         if not (folder / POINTER).exists():
             return 0
         newest = json.loads((folder / POINTER).read_text())
-        state = _state(task, average)
+        state = _state(task, ema)
         load(state, checkpoint_id=str(folder / newest["folder"]))
         set_state_dict(
             task.module,
@@ -100,18 +100,18 @@ class Group:
         return int(newest["step"])
 
 
-def _state(task: Task, average: Average) -> dict[str, Any]:
-    """Everything that a run goes on from, by names that do not depend on how it is shared out. Loading is in place."""
+def _state(task: Task, ema: EMA) -> dict[str, Any]:
+    """Everything that a run goes on from, by names that do not depend on how it is sharded. Loading is in place."""
     module, optimizers = get_state_dict(task.module, task.optimizers)
     names = [name for name, _ in task.module.named_parameters()]
-    means = dict(zip(names, average.weights, strict=True)) if average.weights else {}
+    means = dict(zip(names, ema.weights, strict=True)) if ema.weights else {}
     return {"module": module, "optimizers": optimizers, "average": means}
 
 
 @contextmanager
 def processes(device: torch.device, replicas: int = 1) -> Iterator[Group]:
-    """The processes that torchrun started, or this one alone. Weights are shared out over all of them, or within each
-    of `replicas` groups that hold them all (hybrid: of several machines, only gradients cross between them)."""
+    """The processes that torchrun started, or this one alone. Weights are sharded over all of them, or within each of
+    `replicas` groups that hold them all (hybrid: of several machines, only gradients cross between them)."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if world % replicas:
         raise ValueError(f"{replicas} replicas given for {world} processes; they must divide them")
@@ -142,7 +142,7 @@ def _let_go(mesh: DeviceMesh) -> None:
 
 
 def shard(module: Any, mesh: DeviceMesh) -> None:
-    """Share out a diffusion transformer's weights. A block's large matrices are gathered while it runs; the rest (the
+    """Shard a diffusion transformer's weights. A block's large matrices are gathered while it runs; the rest (the
     embeddings, and of the blocks what the noise level and the prompt ask for beforehand) while the model does."""
     for block in module.blocks:
         own, cross = block.self_attn, block.cross_attn
@@ -153,6 +153,6 @@ def shard(module: Any, mesh: DeviceMesh) -> None:
 
 
 def gathered(module: nn.Module) -> dict[str, Tensor]:
-    """All weights of a model that is shared out, on the CPU of the first process: what is shipped."""
+    """All weights of a sharded model, on the CPU of the first process: what is shipped."""
     state = get_model_state_dict(module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}

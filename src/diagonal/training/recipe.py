@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from diagonal.training.loop import RunConfig
+from diagonal.training.stages import Gate, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +68,6 @@ class Recipe:
     def held_out_seed(self) -> int:
         """Held-out episodes are recorded with a seed of their own."""
         return self.seed + 1_000_003
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """What a stage must reach before the next one begins: a number of the last line of its curve, and its bounds."""
-
-    number: str
-    least: float | None = None
-    most: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +150,6 @@ class VideoRecipe:
         return self.seed + 1_000_003
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """Training in stages that ends with a distilled student: what a recipe's function `distill()` returns.
-
-    `make` runs all stages into folders of their names below the one it is given, on a device, each going on where it
-    was stopped; it yields the stage's name with each line of its progress. LPIPS joins losses of pixels where the file
-    of its weights is given.
-    """
-
-    steps: Mapping[str, int]  # of each stage, in their order
-    make: Callable[[Path, Any, Path | None], Iterator[tuple[str, dict[str, Any]]]]
+# What a recipe's function `distill()` returns: the stages that end with a distilled student, in folders of their names
+# below the one that is given, on a device. LPIPS joins losses of pixels where the file of its weights is given.
+Chain = Callable[[Path, torch.device, Path | None], Sequence[Stage]]

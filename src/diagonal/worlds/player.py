@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 STANDING = "noop"
 
-Shares = Mapping[str, tuple[float, tuple[int, int]]]
+Habits = Mapping[str, tuple[float, tuple[int, int]]]
 
 # How often the player chooses an action, and for how many frames it is held.
-SHARES: Shares = {
+RESTLESS: Habits = {
     "noop": (0.09, (2, 5)),
     "forward": (0.30, (3, 9)),
     "back": (0.05, (2, 5)),
@@ -25,7 +25,7 @@ SHARES: Shares = {
 }
 
 # The same of a player whose clips get captions: longer, so that there is something to say, and with more shots.
-PATIENT: Shares = {
+PATIENT: Habits = {
     "noop": (0.08, (10, 20)),
     "forward": (0.28, (14, 40)),
     "back": (0.08, (10, 24)),
@@ -45,7 +45,7 @@ class Policy:
     action: str = STANDING
     left: int = 0  # frames the action is still held
     escape: str = ""  # the turn that leads away from a wall
-    shares: Shares = field(default_factory=lambda: SHARES)
+    habits: Habits = field(default_factory=lambda: RESTLESS)
 
     def next(self, depth: npt.NDArray[np.uint8], moved: float) -> str:
         """The next action, given the depth of what is seen and how far the last one moved the player."""
@@ -61,9 +61,9 @@ class Policy:
             self.action, self.left = (self.escape, 10) if self.rng.random() < 0.75 else ("back", 4)
         elif self.left <= 0:
             self.escape = ""
-            names = list(self.shares)
-            self.action = names[self.rng.choice(len(names), p=[share for share, _ in self.shares.values()])]
-            low, high = self.shares[self.action][1]
+            names = list(self.habits)
+            self.action = names[self.rng.choice(len(names), p=[share for share, _ in self.habits.values()])]
+            low, high = self.habits[self.action][1]
             self.left = int(self.rng.integers(low, high + 1))
         self.left -= 1
         return self.action

@@ -37,9 +37,11 @@ import numpy.typing as npt
 from diagonal.media.files import atomic
 from diagonal.media.video import VideoArray
 from diagonal.worlds.captions import NAMES, THINGS, caption, describe
-from diagonal.worlds.player import PATIENT, SHARES, Policy
+from diagonal.worlds.player import PATIENT, RESTLESS, Policy
+from diagonal.worlds.recordings import Recorded
 from diagonal.worlds.script import parse as parse_script
 
+RECORDINGS = (".safetensors", "shards that `diagonal record` wrote")
 ACTIONS = ("noop", "forward", "back", "left", "right", "forward+left", "forward+right", "attack")
 NOOP = "noop"
 HEIGHT, WIDTH = 96, 128
@@ -141,7 +143,7 @@ def watch(scenario: str, seed: int, episode_frames: int = EPISODE, captions: boo
             game.new_episode()
             if captions:
                 game.send_game_command("god")
-            policy, moved = Policy(rng, shares=PATIENT if captions else SHARES), 100.0
+            policy, moved = Policy(rng, habits=PATIENT if captions else RESTLESS), 100.0
             state = game.get_state()
             while state is not None:
                 here, frame = np.asarray(state.game_variables), halve(state.screen_buffer)
@@ -307,6 +309,25 @@ def record(planned: Sequence[Shard], workers: int = 1) -> Iterator[int]:
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         for done in [pool.submit(shard.record) for shard in planned]:
             yield done.result()
+
+
+def read_recording(path: Path, size: tuple[int, int]) -> Recorded:
+    """A shard; its frames are never resized, for it was recorded for one model."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        data = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is no shard of a recording: {error}") from error
+    missing = {"frames", "actions", "episodes"} - data.keys()
+    if missing:
+        raise ValueError(f"{path} is no shard of a recording: it lacks {', '.join(sorted(missing))}")
+    if data["frames"].shape[1:3] != size:
+        raise ValueError(f"{path} has frames of {data['frames'].shape[1:3]}, the tokenizer takes {size}")
+    if data["actions"].max(initial=0) >= len(ACTIONS):
+        raise ValueError(f"{path} has action {data['actions'].max()}; there are {len(ACTIONS)}")
+    return Recorded(data["frames"], tokens([ACTIONS[index] for index in data["actions"]], 0), data["episodes"])
 
 
 def check_folder(planned: Sequence[Shard]) -> None:

@@ -17,8 +17,10 @@ from typing import Any
 
 from diagonal.media.video import VideoArray
 from diagonal.media.video import read as read_video
+from diagonal.worlds.recordings import Recorded, resized
 from diagonal.worlds.script import parse as parse_script
 
+RECORDINGS = (".mp4", "clips of the VPT dataset, each with its actions in a .jsonl of the same name")
 MAX_BYTES = 512 * 2**20  # of an action file; an hour of raw recording is about 50 MB
 
 # In the order of their token ids.
@@ -228,3 +230,9 @@ def read_clip(video: str | Path, actions: str | Path | None = None) -> tuple[Vid
     if len(frames) != len(taken):
         raise ValueError(f"{video} has {len(frames)} frames but {actions} has {len(taken)} actions; one each is needed")
     return frames, taken
+
+
+def read_recording(path: Path, size: tuple[int, int]) -> Recorded:
+    """A clip, resized: one episode."""
+    frames, taken = read_clip(path)
+    return Recorded(resized(frames, size), tokens(taken, 0))

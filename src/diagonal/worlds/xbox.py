@@ -21,8 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from diagonal.media.video import MAX_BYTES, VideoArray
+from diagonal.worlds.recordings import Recorded, resized
 from diagonal.worlds.script import parse as parse_script
 
+RECORDINGS = (".npz", "clips as WHAM's release publishes them, with images and actions")
 BUTTONS, AXES = 12, 4
 EDGES = (
     -1.05,
@@ -151,6 +153,12 @@ def read_clip(path: str | Path) -> tuple[VideoArray, list[Action]]:
     if len(images) != len(actions):
         raise ValueError(f"{path} has {len(images)} images but {len(actions)} actions; one each is needed")
     return np.ascontiguousarray(images.transpose(0, 2, 3, 1)), actions
+
+
+def read_recording(path: Path, size: tuple[int, int]) -> Recorded:
+    """A published clip, resized: one episode."""
+    frames, taken = read_clip(path)
+    return Recorded(resized(frames, size), tokens(taken, 0))
 
 
 def _arrays(path: Path, *names: str) -> list[npt.NDArray[Any]]:

@@ -28,7 +28,7 @@ from diagonal.checkpoints import save_tensors
 from diagonal.generation.devices import sent
 from diagonal.media.files import atomic
 from diagonal.text.encoders import ENCODERS, embed
-from diagonal.training.data.latents import Batch, Prompts
+from diagonal.training.data.latents import Batch, EmbeddedPrompts
 from diagonal.training.data.recordings import starts
 from diagonal.worlds.captions import PHASES, THINGS, TOLD, Facts, caption, describe
 
@@ -38,7 +38,7 @@ NONE = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Cutting:
+class ClipSpec:
     """How episodes become clips: of so many frames, every so many frames."""
 
     frames: int
@@ -46,10 +46,10 @@ class Cutting:
     codec: str  # what tells one trained codec from another
 
 
-def encode(recording: Path, codec: Any, cutting: Cutting, target: Path) -> Iterator[int]:
+def encode(recording: Path, codec: Any, spec: ClipSpec, target: Path) -> Iterator[int]:
     """Write the clips of one scenario's recording; yields how many of its frames are done. A file that is there is
     kept."""
-    made = json.dumps(asdict(cutting))
+    made = json.dumps(asdict(spec))
     if target.exists():
         _check_made(target, made)
         return
@@ -61,19 +61,19 @@ def encode(recording: Path, codec: Any, cutting: Cutting, target: Path) -> Itera
         scenario, data = _read(path)
         done += len(data["frames"])
         episodes = torch.from_numpy(data["episodes"].astype(np.int64))
-        if int(episodes.unique(return_counts=True)[1].max()) < cutting.frames:  # the rest of a recording
+        if int(episodes.unique(return_counts=True)[1].max()) < spec.frames:  # the rest of a recording
             continue
-        begin = starts(episodes, cutting.frames)
-        for part in begin[begin % cutting.hop == 0].split(CHUNK):
-            clips = np.stack([data["frames"][at : at + cutting.frames] for at in part.tolist()])
+        begin = starts(episodes, spec.frames)
+        for part in begin[begin % spec.hop == 0].split(CHUNK):
+            clips = np.stack([data["frames"][at : at + spec.frames] for at in part.tolist()])
             video = torch.from_numpy(clips).permute(0, 1, 4, 2, 3)
             latents.append(codec.encode(video.to(next(codec.parameters()).device)).half().cpu())
             names = ("actions", "moved", "seen")
-            cuts = ([data[name][at : at + cutting.frames] for name in names] for at in part.tolist())
+            cuts = ([data[name][at : at + spec.frames] for name in names] for at in part.tolist())
             facts += [describe(scenario, *cut) for cut in cuts]
         yield done
     if not latents:
-        raise ValueError(f"{recording} holds no clip of {cutting.frames} frames within one episode; record longer ones")
+        raise ValueError(f"{recording} holds no clip of {spec.frames} frames within one episode; record longer ones")
     content = {
         "latents": torch.cat(latents),
         "motions": _padded([one.motions for one in facts], PHASES),
@@ -123,10 +123,10 @@ class Captioned:
         index = sent(list(chosen), self.text_MLC.device)
         return Batch(self.text_MLC[index].float(), self.latents_NFCHW[index // self.ways].float())
 
-    def prompts(self, count: int, seed: int) -> Prompts:
+    def prompts(self, count: int, seed: int) -> EmbeddedPrompts:
         """Captions alone, drawn from all samples."""
         chosen = np.random.default_rng(seed).choice(len(self), size=count, replace=count > len(self))
-        return Prompts(self.text_MLC[torch.from_numpy(chosen).to(self.text_MLC.device)].float())
+        return EmbeddedPrompts(self.text_MLC[torch.from_numpy(chosen).to(self.text_MLC.device)].float())
 
 
 def read(folder: Path, ways: int, seed: int, device: torch.device | str) -> Captioned:

@@ -26,6 +26,8 @@ from diagonal.generation.devices import sent
 from diagonal.media.files import atomic
 from diagonal.planning.denoising.noise import shifted
 
+SIGMAS = "shares"  # where states are kept, by the name that files have for it
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -44,7 +46,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Prompts:
+class EmbeddedPrompts:
     """Texts alone: all that distribution matching needs."""
 
     text_NLC: Tensor
@@ -57,7 +59,7 @@ class Prompts:
 
 
 @dataclass(frozen=True, slots=True)
-class Clips:
+class LatentClips:
     """Real videos and their prompts."""
 
     text_NLC: Tensor
@@ -72,13 +74,13 @@ class Clips:
 
 
 class Trajectories:
-    """Videos of a teacher from the noise to the clean end, at the shares of noise that the student is trained at."""
+    """Videos of a teacher from the noise to the clean end, at the sigmas that the student is trained at."""
 
     def __init__(self, folder: str | Path, device: torch.device) -> None:
         self.device = device
         self._shards = shards(folder)
         with _open(self._shards[0][0]) as shard:
-            self.shares: tuple[float, ...] = tuple(shard.get_tensor("shares").tolist())  # from 1 down to 0
+            self.sigmas: tuple[float, ...] = tuple(shard.get_tensor(SIGMAS).tolist())  # from 1 down to 0
         self._rows = [(path, row) for path, count in self._shards for row in range(count)]
         fits = sum(path.stat().st_size for path, _ in self._shards) <= memory(device) // 4
         self._held = {name: self._read(name) for name in ("text", "states")} if fits else None
@@ -105,7 +107,7 @@ class Trajectories:
         return Batch(text, states[:, -1], states[:, 0])
 
     def states(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Prompts, and states (B, shares, F, C, H, W)."""
+        """Prompts, and states (B, sigmas, F, C, H, W)."""
         if self._held is not None:
             index = sent(list(chosen), self.device)
             text, states = (rows[index].float() for rows in self._held.values())
@@ -132,7 +134,7 @@ def shards(folder: str | Path) -> list[tuple[Path, int]]:
     for path in sorted(Path(folder).glob("[!.]*.safetensors")):
         with _open(path) as shard:
             text, states = (shard.get_slice(name) for name in ("text", "states"))
-            kinds.append({"states at": shard.get_tensor("shares").tolist()})
+            kinds.append({"states at": shard.get_tensor(SIGMAS).tolist()})
             kinds[-1] |= {"sizes": [text.get_shape()[1:], states.get_shape()[1:]], "dtype": states.get_dtype()}
             found.append((path, text.get_shape()[0]))
         for key, value in kinds[-1].items():
@@ -152,20 +154,25 @@ def _open(path: Path) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Solving:
-    """How a teacher's trajectories are made. The student's own shares of noise are added to the solver's steps, so that
-    the states it learns from are exact."""
+    """How a teacher's trajectories are made. The student's own sigmas are added to the solver's steps: the states that
+    it learns from are exact."""
 
     shape: tuple[int, ...]  # (F, C, H, W)
-    shares: tuple[float, ...]  # of noise, at which states are kept besides the noise itself
+    kept: tuple[float, ...]  # sigmas at which states are kept besides the noise itself
     steps: int = 48
     shift: float = 8.0
     guidance_scale: float = 6.0
     batch: int = 1
     seed: int = 0
 
+    def described(self) -> str:
+        """What files say of themselves."""
+        return json.dumps({SIGMAS if name == "kept" else name: value for name, value in asdict(self).items()})
+
     def sigmas(self) -> list[float]:
+        """From 1 down: the solver's steps, and where states are kept."""
         line = np.linspace(1, 0, self.steps + 1)[:-1]
-        return sorted({1.0, *shifted(line, self.shift).tolist(), *self.shares}, reverse=True)
+        return sorted({1.0, *shifted(line, self.shift).tolist(), *self.kept}, reverse=True)
 
 
 def record(
@@ -175,9 +182,9 @@ def record(
     were made of the same prompts in the same way."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    sigmas, shares = solving.sigmas(), sorted({1.0, *solving.shares}, reverse=True)
-    keep = {sigmas.index(share) for share in shares} | {len(sigmas)}
-    made = json.dumps(asdict(solving))
+    sigmas, kept = solving.sigmas(), sorted({1.0, *solving.kept}, reverse=True)
+    keep = {sigmas.index(sigma) for sigma in kept} | {len(sigmas)}
+    made = solving.described()
     for start in range(0, len(prompts), solving.batch):
         numbers = range(start, min(start + solving.batch, len(prompts)))
         path, text = folder / f"{start:07d}.safetensors", prompts.take(numbers).text_BLC
@@ -188,10 +195,10 @@ def record(
             noise = Gaussian(seeds, text.device)(0, 0, (len(seeds), *solving.shape))
             states = trajectory(teacher, sigmas, (text, negative_1LC), solving.guidance_scale, noise)
             stacked = torch.stack([state for index, state in enumerate(states) if index in keep], 1)
-            content = {"text": text, "states": stacked, "shares": torch.tensor([*shares, 0.0], dtype=torch.float64)}
+            content = {"text": text, "states": stacked, SIGMAS: torch.tensor([*kept, 0.0], dtype=torch.float64)}
             with atomic(path) as temporary:
-                kept = {name: value.cpu().contiguous() for name, value in content.items()}
-                save_tensors(kept, temporary, {"made": made})
+                whole = {name: value.cpu().contiguous() for name, value in content.items()}
+                save_tensors(whole, temporary, {"made": made})
         yield numbers[-1] + 1
 
 

@@ -2,7 +2,7 @@
 
 found = read("prompts.txt", most=10_000, seed=0)
 for done in prepare(found.texts, encoder, device="cuda"): ...    # text.prepare: every text is encoded once
-source = Written(found.texts, encoder, device)                   # embeddings come from the disk as they are needed
+source = FilePrompts(found.texts, encoder, device)                   # embeddings come from the disk as they are needed
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class FilePrompts:
     """Prompts whose embeddings are read when they are needed: a `latents.Source` of any length."""
 
     texts: Sequence[str]

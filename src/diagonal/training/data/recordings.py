@@ -1,50 +1,42 @@
 """Recorded gameplay as tensors: frames for tokenizers, tokens for worlds.
 
-A recording is a folder of shards (see worlds/vizdoom.py) or of VPT clips (mp4 with a jsonl of the same name). Both
-become `Part`s, one file at a time. `tokenize` turns parts into one `TokenData` that fits in memory: 192 tokens of two
-bytes a frame are 75 kB for a minute of Doom.
+A recording is a folder of files that a module of `worlds` reads (see worlds/recordings.py), one file at a time, as
+`Part`s. `tokenize` turns parts into one `TokenData` that fits in memory: 192 tokens of two bytes a frame are 75 kB for
+a minute of Doom.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 from torch import Tensor
 
-from diagonal.media.video import resize
-from diagonal.worlds import vizdoom, vpt
-from diagonal.worlds.recordings import Part
+from diagonal.worlds.recordings import Part, Recorded, find
 
+PARTS = ("train", "held-out")  # of what a recipe records, each in a folder
 CHUNK = 256  # frames encoded at a time
 
 
 def read(folder: str | Path, size: tuple[int, int]) -> Iterator[Part]:
-    """The parts of a recording; VPT clips are resized to `size` (height, width), shards must have it."""
-    folder = Path(folder)
-    # Names that begin with a dot are what a killed process had not finished.
-    shards, clips = sorted(folder.glob("[!.]*.safetensors")), sorted(folder.glob("[!.]*.mp4"))
-    if not shards and not clips:
-        raise ValueError(f"{folder} holds no recording: neither shards (*.safetensors) nor clips (*.mp4 with *.jsonl)")
-    for path in shards:
-        data = _shard(path)
-        if data["frames"].shape[1:3] != size:
-            raise ValueError(f"{path} has frames of {data['frames'].shape[1:3]}, the tokenizer takes {size}")
-        if data["actions"].max(initial=0) >= len(vizdoom.ACTIONS):
-            raise ValueError(f"{path} has action {data['actions'].max()}; there are {len(vizdoom.ACTIONS)}")
-        actions = vizdoom.tokens([vizdoom.ACTIONS[index] for index in data["actions"]], 0)
-        yield _part(data["frames"], actions, data["episodes"])
-    for number, path in enumerate(clips):
-        frames, taken = vpt.read_clip(path)
-        frames = frames if frames.shape[1:3] == size else resize(frames, *size)
-        yield _part(frames, vpt.tokens(taken, 0), np.full(len(frames), number))
+    """The parts of a recording, file by file, with frames of `size` (height, width)."""
+    reader, files = find(folder)
+    for number, path in enumerate(files):
+        yield _part(path, reader.read_recording(path, size), number)
+
+
+def _part(path: Path, recorded: Recorded, number: int) -> Part:
+    """A file as tensors; one that is a single episode has the number of the file for it."""
+    frames, episodes = torch.from_numpy(recorded.frames), recorded.episodes
+    if not len(frames) == len(recorded.actions) == len(frames if episodes is None else episodes):
+        raise ValueError(f"{path}: {len(frames)} frames, {len(recorded.actions)} actions read; each frame needs one")
+    numbers = np.full(len(frames), number) if episodes is None else episodes.astype(np.int64)
+    return Part(frames, torch.tensor(recorded.actions), torch.from_numpy(numbers))
 
 
 def ahead(parts: Iterator[Part]) -> Iterator[Part]:
@@ -56,21 +48,6 @@ def ahead(parts: Iterator[Part]) -> Iterator[Part]:
             yield part
 
 
-def _shard(path: Path) -> dict[str, Any]:
-    try:
-        data = load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is no shard of a recording: {error}") from error
-    missing = {"frames", "actions", "episodes"} - data.keys()
-    if missing:
-        raise ValueError(f"{path} is no shard of a recording: it lacks {', '.join(sorted(missing))}")
-    return data
-
-
-def _part(frames: Any, actions: list[list[int]], episodes: Any) -> Part:
-    return Part(torch.from_numpy(frames), torch.tensor(actions), torch.from_numpy(episodes.astype(np.int64)))
-
-
 def frames(folder: str | Path, size: tuple[int, int], device: torch.device | str, most: int | None = None) -> Part:
     """A recording, or its first files with `most` frames, on one device; episodes of different files stay apart."""
     parts: list[Part] = []
@@ -78,20 +55,7 @@ def frames(folder: str | Path, size: tuple[int, int], device: torch.device | str
         if most is not None and sum(len(one.episodes_N) for one in parts) >= most:
             break
         parts.append(Part(part.frames_NHWC.to(device), part.actions_NA.to(device), part.episodes_N))
-    return one_after_another(parts)
-
-
-def one_after_another(parts: Sequence[Part]) -> Part:
-    """Several parts as one; their episodes stay apart."""
-    episodes, offset = [], 0
-    for part in parts:
-        episodes.append(part.episodes_N + offset)
-        offset = int(episodes[-1].max()) + 1
-    return Part(
-        torch.cat([part.frames_NHWC for part in parts]),
-        torch.cat([part.actions_NA for part in parts]),
-        torch.cat(episodes),
-    )
+    return join(parts)
 
 
 def starts(episodes_N: Tensor, length: int) -> Tensor:
@@ -122,13 +86,17 @@ class TokenData:
         return self.units_NU[index].flatten(1).long()
 
 
-def join(parts: list[TokenData]) -> TokenData:
+Files = TypeVar("Files", Part, TokenData)
+
+
+def join(parts: Sequence[Files]) -> Files:
     """Several files as one; their episodes stay apart."""
-    episodes, offset = [], 0
+    episodes: list[Tensor] = []
     for part in parts:
-        episodes.append(part.episodes_N + offset)
-        offset = int(episodes[-1].max()) + 1
-    return TokenData(torch.cat([part.units_NU for part in parts]), torch.cat(episodes))
+        episodes.append(part.episodes_N + (int(episodes[-1].max()) + 1 if episodes else 0))
+    rest = [one.name for one in fields(parts[0]) if one.name != "episodes_N"]
+    whole = {name: torch.cat([getattr(part, name) for part in parts]) for name in rest}
+    return replace(parts[0], episodes_N=torch.cat(episodes), **whole)
 
 
 def tokenize(

@@ -1,4 +1,4 @@
-"""The two networks that measure text-to-video students, as further stages of a run folder: `reader` and `judge`.
+"""The two networks that measure text-to-video students, as more stages of a run folder: `reader` and `judge`.
 
 Both learn from recordings that went through the codec, as everything that they will see has: what the codec blurs is
 held against nobody.
@@ -6,7 +6,6 @@ held against nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,13 @@ from diagonal.networks.caption_reader import Config as ReaderConfig
 from diagonal.networks.inverse_dynamics import Config as JudgeConfig
 from diagonal.networks.inverse_dynamics import InverseDynamics
 from diagonal.training.data.captioned import Captioned
-from diagonal.training.data.recordings import frames, one_after_another, starts
-from diagonal.training.judges.captions import ReaderTask, Told
-from diagonal.training.latents.stages import PARTS, Work
-from diagonal.training.loop import RunConfig, claim, fit
+from diagonal.training.data.recordings import PARTS, frames, join, starts
+from diagonal.training.judges import inverse_dynamics
+from diagonal.training.judges.caption_reader import ReaderTask, Told
+from diagonal.training.latents.work import Work
+from diagonal.training.loop import RunConfig
 from diagonal.training.recipe import JudgeRecipe
-from diagonal.training.tokens.stages import MODEL, Line, build, settings, train_judge
+from diagonal.training.stages import MODEL, Stage, build, training
 from diagonal.worlds import vizdoom
 from diagonal.worlds.recordings import Part
 
@@ -44,26 +44,41 @@ class ReaderRecipe:
     lr: float = 1e-3
 
 
-def make_judges(work: Work, reader: ReaderRecipe, judge: JudgeRecipe, most: int) -> Iterator[tuple[str, Line]]:
-    """Train those that are missing; `most` frames of every scenario are for the judge."""
-    codec = work.load_codec()
-    if not (work.folder / READER / MODEL).is_file():
+def missing(work: Work, reader: ReaderRecipe, judge: JudgeRecipe, most: int) -> list[Stage]:
+    """The stages of those that are not there yet; `most` frames of every scenario are for the judge."""
+    both = [reader_stage(work, reader), judge_stage(work, judge, most)]
+    return [stage for stage in both if not (stage.folder / MODEL).is_file()]
+
+
+def reader_stage(work: Work, how: ReaderRecipe) -> Stage:
+    """Train the caption reader on clips through the codec."""
+
+    def task() -> ReaderTask:
+        codec = work.load_codec()
         data, held_out = (
-            told(work.clips(part), codec, count)
-            for part, count in zip(PARTS, (reader.clips, reader.held_out), strict=True)
+            told(work.clips(part), codec, count) for part, count in zip(PARTS, (how.clips, how.held_out), strict=True)
         )
-        module = build(ReaderConfig(), reader.run.seed, work.device)
-        claim(work.folder / READER, settings(reader))
-        task = ReaderTask(module, data, held_out, reader.batch, reader.lr, reader.run.seed)
-        yield from ((READER, line) for line in fit(task, reader.run, work.folder / READER))
-        checkpoints.save({READER: module}, work.folder / READER / MODEL, {READER: work.recipe.model})
-    if not (work.folder / JUDGE / MODEL).is_file():
-        train, rest = (through(recorded(work, part, most), codec, work.recipe.clip) for part in PARTS)
-        yield from ((JUDGE, line) for line in train_judge(judge, train, rest, work.folder / JUDGE))
+        module = build(ReaderConfig(), how.run.seed, work.device)
+        return ReaderTask(module, data, held_out, how.batch, how.lr, how.run.seed)
+
+    def keep(made: ReaderTask) -> None:
+        checkpoints.save({READER: made.module}, work.folder / READER / MODEL, {READER: work.recipe.model})
+
+    return training(READER, how, work.folder / READER, task, keep)
+
+
+def judge_stage(work: Work, how: JudgeRecipe, most: int) -> Stage:
+    """Train the inverse-dynamics network on recordings through the codec."""
+
+    def data() -> tuple[Part, Part]:
+        codec, (train, held_out) = work.load_codec(), (recorded(work, part, most) for part in PARTS)
+        return through(train, codec, work.recipe.clip), through(held_out, codec, work.recipe.clip)
+
+    return inverse_dynamics.training_stage(how, work.folder / JUDGE, data)
 
 
 def load_judges(work: Work) -> tuple[InverseDynamics, Reader]:
-    """Both, as `make_judges` left them."""
+    """Both, as their stages left them."""
     networks: tuple[Any, Any] = (JudgeConfig(len(vizdoom.ACTIONS)).build(), ReaderConfig().build())
     for network, stage in zip(networks, (JUDGE, READER), strict=True):
         checkpoints.load(network, checkpoints.read(work.folder / stage / MODEL), stage)
@@ -81,7 +96,7 @@ def told(data: Captioned, codec: Any, count: int) -> Told:
 def recorded(work: Work, part: str, most: int) -> Part:
     """Frames of all scenarios, the first ones of each."""
     data, size = work.folder / "data" / part, work.variant.size
-    return one_after_another([_first(data / scenario, size, work, most) for scenario in work.recipe.scenarios])
+    return join([_first(data / scenario, size, work, most) for scenario in work.recipe.scenarios])
 
 
 def _first(folder: Path, size: tuple[int, int], work: Work, most: int) -> Part:

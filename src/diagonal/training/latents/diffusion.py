@@ -1,4 +1,4 @@
-"""What all training of latent video models shares: whose samples are whose, levels of noise, memory and precision."""
+"""What all training of latent video models needs: data-parallel shards, noise levels, memory and precision."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ LONG = 4096  # tokens of a video whose mask is worth a kernel of its own
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """How the samples of a step are shared out: over processes, and in each, over parts that fit its memory."""
+class BatchShard:
+    """The data-parallel shard of a process: its samples of a batch, in micro-batches that fit its memory."""
 
     rank: int = 0
     world: int = 1
-    part: int | None = None  # samples at a time; None: all
+    micro_batch: int | None = None  # samples at a time, whose gradients are summed; None: all
 
     def own(self, batch: int) -> range:
         """The samples of this process; together the processes have all."""
@@ -44,21 +44,21 @@ class Split:
     def mean(self, batch: int, loss: Callable[[Sequence[int]], tuple[Tensor, Terms]]) -> tuple[Tensor, Terms]:
         """The mean loss of this process's samples, and the terms of it.
 
-        The backward pass of all parts but the last is done here, so that only one part's activations are alive.
+        The backward pass of all micro-batches but the last is done here, so that the activations of one are alive.
         """
         own = self.own(batch)
-        size = self.part or len(own)
+        size = self.micro_batch or len(own)
         value, terms = torch.zeros((), dtype=torch.float64), Terms()
         for start in range(0, len(own), size):
             part = own[start : start + size]
             new, found = loss(part)
-            share = len(part) / len(own)
+            weight = len(part) / len(own)
             for name, term in found.items():
-                terms[name] = terms.get(name, 0) + share * term.detach()
+                terms[name] = terms.get(name, 0) + weight * term.detach()
             if start + size < len(own):
-                (share * new).backward()
+                (weight * new).backward()
                 new = new.detach()
-            value = value + share * new  # a number of the host: sent to a GPU, it would wait for all that came before
+            value = value + weight * new  # a number of the host: sent to a GPU, it would wait for all that came before
         return value, terms
 
 
@@ -80,10 +80,10 @@ def seed_of(rng: np.random.Generator) -> int:
     return int(rng.integers(2**62))
 
 
-def noised(clean: Tensor, share: Tensor, noise: Tensor) -> Tensor:
-    """x_t = (1 - s) x0 + s noise, with a share (B, F or 1) for each sample and frame."""
-    share = share[..., None, None, None]
-    return (1 - share) * clean + share * noise
+def noised(clean: Tensor, sigma: Tensor, noise: Tensor) -> Tensor:
+    """x_t = (1 - s) x0 + s noise, with a sigma (B, F or 1) for each sample and frame."""
+    sigma = sigma[..., None, None, None]
+    return (1 - sigma) * clean + sigma * noise
 
 
 def autocast(device: torch.device) -> torch.autocast:
@@ -104,7 +104,7 @@ def recompute(module: Any) -> None:
 
 def compiled(modules: Iterable[nn.Module], device: torch.device) -> None:
     """Compile modules, those of a class as one, for calls on a GPU that carry gradient: small operations take longer
-    than the products between them. Without gradient there are kernels of our own."""
+    than the GEMMs between them. Without gradient there are kernels of our own."""
     for module in modules:
         module.forward = where_learnt(module.forward, device)
 
@@ -147,19 +147,18 @@ def chunk_memory(
 def chunk_levels(
     presets: tuple[Preset, ...], frames: int, rngs: Sequence[np.random.Generator]
 ) -> tuple[Tensor, Tensor]:
-    """A level for every chunk, drawn from all that the schedules have there: timesteps and shares of noise, (B, F)
-    each."""
+    """A level for every chunk, drawn from all that the schedules have there: timesteps and sigmas, (B, F) each."""
     side = presets[0].chunk_frames
     assert side is not None
     met = [levels_met(presets, chunk) for chunk in range(frames // side)]
     drawn = [[levels[rng.integers(len(levels))] for levels in met] for rng in rngs]
-    level, share = torch.tensor(drawn, dtype=torch.float64).repeat_interleave(side, 1).unbind(-1)
-    return level, share
+    level, sigma = torch.tensor(drawn, dtype=torch.float64).repeat_interleave(side, 1).unbind(-1)
+    return level, sigma
 
 
 @cache
 def levels_met(presets: tuple[Preset, ...], chunk: int) -> list[tuple[float, float]]:
-    """The timesteps at which any of the presets calls the model for a chunk, each with its share of noise."""
+    """The timesteps at which any of the presets calls the model for a chunk, each with its sigma."""
     pairs = {(level, FlowTable(one.shift).sigma(level)) for one in presets for level in one.schedule.levels(chunk)}
     return sorted(pairs, reverse=True)
 
@@ -174,12 +173,12 @@ def check_frames(preset: Preset, frames: int) -> None:
         )
 
 
-def preset_shares(presets: tuple[Preset, ...], frames: int) -> tuple[float, ...]:
-    """The shares of noise at which videos of this length meet the model: those to record trajectories at."""
+def preset_sigmas(presets: tuple[Preset, ...], frames: int) -> tuple[float, ...]:
+    """The sigmas at which videos of this length meet the model: those to record trajectories at."""
     for one in presets:
         check_frames(one, frames)
     sides = {one.chunk_frames or frames for one in presets}
     if len(sides) > 1:
         raise ValueError(f"presets with chunks of {sorted(sides)} frames given; they must have chunks of one size")
     chunks = range(frames // sides.pop())
-    return tuple(sorted({share for chunk in chunks for _, share in levels_met(presets, chunk)}, reverse=True))
+    return tuple(sorted({sigma for chunk in chunks for _, sigma in levels_met(presets, chunk)}, reverse=True))

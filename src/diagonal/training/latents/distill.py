@@ -1,9 +1,9 @@
 """Distils a bidirectional teacher into a causal few-step student: Distribution Matching on what inference runs.
 
-A generator step rolls the student out by the loop of `engine.denoise`, with its schedule, cache and window; one call of
-each chunk carries gradient. The video is noised once more, and where the teacher (guided) and the critic disagree about
-its clean version is where the student has to go. The critic is a copy of the teacher that learns, by flow matching,
-what the student makes; it gets several steps for each of the generator's.
+A generator step rolls the student out by the loop of `engine.chunks.denoise`, with its schedule, cache and window; one
+call of each chunk carries gradient. The video is noised once more, and where the teacher (guided) and the critic
+disagree about its clean version is where the student has to go. The critic is a copy of the teacher that learns, by
+flow matching, what the student makes; it gets several steps for each of the generator's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from diagonal.planning.denoising.noise import START, shifted
 from diagonal.training.data.latents import Batch, Source, Trajectories
 from diagonal.training.latents import losses
 from diagonal.training.latents.diffusion import (
-    Split,
+    BatchShard,
     Terms,
     Undecoded,
     autocast,
@@ -101,7 +101,7 @@ def rollout(model: DiffusionModel, cache: WindowCache, method: Distillation, rol
 
 @dataclass
 class DistillTask(Undecoded):
-    """Generator and critic in turns: one step of the generator, then `critic_steps` of the critic. At the start the
+    """Generator and critic alternate: one step of the generator, then `critic_steps` of the critic. At the start the
     critic may have `critic_alone` steps to itself.
 
     Generator and critic have float32 weights; the teacher's may be smaller. `first_latent` is for codecs whose first
@@ -119,7 +119,7 @@ class DistillTask(Undecoded):
     batch: int
     seed: int
     held_out: Trajectories | None = None
-    split: Split = field(default_factory=Split)
+    shard: BatchShard = field(default_factory=BatchShard)
     first_latent: Callable[[Tensor], Tensor] | None = None
     module: nn.Module = field(init=False)
     optimizers: list[torch.optim.Optimizer] = field(init=False)
@@ -158,11 +158,11 @@ class DistillTask(Undecoded):
             )
 
     def loss(self, step: int) -> tuple[Tensor, Terms]:
-        turn = step - self.method.critic_alone
-        if turn < 0 or turn % (self.method.critic_steps + 1):
-            loss, terms = self.split.mean(self.batch, lambda samples: self._critic(step, samples))
+        since = step - self.method.critic_alone
+        if since < 0 or since % (self.method.critic_steps + 1):
+            loss, terms = self.shard.mean(self.batch, lambda samples: self._critic(step, samples))
             return loss, self._latest | terms
-        loss, self._latest = self.split.mean(self.batch, lambda samples: self._generator(step, samples))
+        loss, self._latest = self.shard.mean(self.batch, lambda samples: self._generator(step, samples))
         return loss, self._latest
 
     def _generator(self, step: int, samples: Sequence[int]) -> tuple[Tensor, Terms]:
@@ -185,8 +185,8 @@ class DistillTask(Undecoded):
         with autocast(self._device):
             with torch.no_grad():
                 x, text = self._make(step, self._take(rngs), rngs)
-            share, noise = self._noise(x, rngs)
-            found = velocity(self.critic, noised(x, share, noise), START * share, self.critic.embed_text(text), Full())
+            sigma, noise = self._noise(x, rngs)
+            found = velocity(self.critic, noised(x, sigma, noise), START * sigma, self.critic.embed_text(text), Full())
         loss = losses.flow_matching(found, noise, x)
         return loss, {"critic": loss}
 
@@ -222,27 +222,27 @@ class DistillTask(Undecoded):
     def _jump(self, batch: Batch, rngs: Sequence[np.random.Generator]) -> Tensor:
         """Clips, each chunk noised to a level of its own, in one call of the student."""
         clean = _known(batch)
-        level, share = (sent(one, self._device) for one in chunk_levels((self.method.preset,), clean.shape[1], rngs))
+        level, sigma = (sent(one, self._device) for one in chunk_levels((self.method.preset,), clean.shape[1], rngs))
         noise = Gaussian([seed_of(rng) for rng in rngs], self._device)(0, 0, tuple(clean.shape))
-        x = noised(clean, share.float(), noise)
+        x = noised(clean, sigma.float(), noise)
         text = self.generator.embed_text(batch.text_BLC)
-        return x - share.float()[..., None, None, None] * velocity(self.generator, x, level, text, self._blocks)
+        return x - sigma.float()[..., None, None, None] * velocity(self.generator, x, level, text, self._blocks)
 
     def _noise(self, x: Tensor, rngs: Sequence[np.random.Generator]) -> tuple[Tensor, Tensor]:
-        """A share of noise for each sample, (B, 1), and the noise: steps are drawn evenly before the shift."""
+        """A sigma for each sample, (B, 1), and the noise: steps are drawn evenly before the shift."""
         low, high = self.method.score_levels
         drawn = [shifted(int(rng.integers(STEPS)) / STEPS, self.method.preset.shift) for rng in rngs]
-        share = sent([[min(max(one, low / START), high / START)] for one in drawn], self._device)
-        return share, Gaussian([seed_of(rng) for rng in rngs], self._device)(0, 0, tuple(x.shape))
+        sigma = sent([[min(max(one, low / START), high / START)] for one in drawn], self._device)
+        return sigma, Gaussian([seed_of(rng) for rng in rngs], self._device)(0, 0, tuple(x.shape))
 
     @torch.no_grad()
     def _scores(self, x: Tensor, text_BLC: Tensor, rngs: Sequence[np.random.Generator]) -> tuple[Tensor, Tensor]:
         """The clean videos that the guided teacher and the critic see in a noised copy."""
-        share, noise = self._noise(x, rngs)
-        x_t = noised(x, share, noise)
+        sigma, noise = self._noise(x, rngs)
+        x_t = noised(x, sigma, noise)
 
         def clean(model: Any, text: TextKV) -> Tensor:
-            return x_t - share[..., None, None, None] * velocity(model, x_t, START * share, text, Full())
+            return x_t - sigma[..., None, None, None] * velocity(model, x_t, START * sigma, text, Full())
 
         real, scale = clean(self.teacher, self.teacher.embed_text(text_BLC)), self.method.guidance_scale
         if scale != 1:  # 1 is the prompt's own answer
@@ -257,7 +257,7 @@ class DistillTask(Undecoded):
             window = window_of(preset, None if preset.window_frames else self.method.longest)
             dtype = torch.bfloat16 if cuda else torch.float32
             cache = cache_of(self.generator, window, self.size, batch, self._device, dtype)
-            alone = cuda and self.split.world == 1
+            alone = cuda and self.shard.world == 1
             self._stages[batch] = (ChunkGraphs(self.generator, cache) if alone else self.generator, cache)
         return self._stages[batch]
 

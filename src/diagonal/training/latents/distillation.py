@@ -1,10 +1,11 @@
 """Distillation from weights and prompts to a student's file, by one process or by all that torchrun started.
 
-    job = Job("wan/1.3b", "Wan-AI/Wan2.1-T2V-1.3B", method, prompts, (480, 832), released(720), batch=64)
-    for stage, line in distil(job, Path("student"), torch.device("cuda")): ...
+    config = DistillConfig("wan/1.3b", "Wan-AI/Wan2.1-T2V-1.3B", method, prompts, (480, 832), released(720), batch=64)
+    with processes(torch.device("cuda")) as group:
+        for name, line in run(stages(config, Path("student"), group)): ...
 
-The folder is the run: settings, curve, checkpoint, and at the end the averaged student beside its VAE, as `diagonal
-generate --weights FOLDER` reads them. Started again, it goes on from its checkpoint, by any number of processes.
+The folder is the run: settings, curve, checkpoint, and at the end the EMA of the student beside its VAE, as `diagonal
+video --weights FOLDER` reads them. With `resume` it goes on from its checkpoint, by any number of processes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +29,28 @@ from diagonal.generation.request import latent_frames, latent_size
 from diagonal.planning.denoising import spec
 from diagonal.text.encoders import embed, prepare
 from diagonal.training.data.latents import Solving, Source, Trajectories, record, shards
-from diagonal.training.data.prompts import Written
-from diagonal.training.latents.diffusion import preset_shares
+from diagonal.training.data.prompts import FilePrompts
+from diagonal.training.latents.diffusion import preset_sigmas
 from diagonal.training.latents.distill import DistillTask
 from diagonal.training.latents.methods import DIFFUSION, Distillation
-from diagonal.training.loop import RunConfig, begun, claim, fit
-from diagonal.training.parallel import Group, gathered, processes, shard
+from diagonal.training.loop import RunConfig, begun, fit
+from diagonal.training.parallel import Group, gathered, shard
+from diagonal.training.stages import MODEL, Line, Stage
 
-Line = dict[str, Any]
 PROMPTS, TRAJECTORIES, DISTILL = "prompts", "trajectories", "distill"  # stages
-MODEL = "model.safetensors"
-# The released code counts critic steps, and averages from 200 on; here a turn of five of them is six steps.
-AVERAGED_FROM = 240
+# The released code counts critic steps, and its EMA begins at 200; here five of them and the generator's count six.
+EMA_FROM = 240
 
 
 def released(steps: int, save_every: int = 100, log_every: int = 10) -> RunConfig:
-    """A run with the numbers of the released code: constant rates, norms of at most 10, averages of 0.99."""
+    """A run with the values of the released code: constant rates, gradient norms of at most 10, an EMA of 0.99."""
     return RunConfig(
         steps,
         warmup=0,
         decay_from=1.0,
         clip=10.0,
         ema=0.99,
-        ema_from=AVERAGED_FROM,
+        ema_from=EMA_FROM,
         log_every=log_every,
         evaluate_every=max(steps, 1),
         save_every=save_every,
@@ -57,7 +58,7 @@ def released(steps: int, save_every: int = 100, log_every: int = 10) -> RunConfi
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DistillConfig:
     """What is distilled into what. Weights are files, folders, hub ids, or 'random'."""
 
     model: str  # a name in `models`
@@ -67,7 +68,7 @@ class Job:
     size: tuple[int, int]  # height and width of frames
     run: RunConfig
     batch: int  # samples of a step, of all processes
-    accumulate: int | None = None  # parts in which each process takes its samples; None: one at a time
+    accumulate: int | None = None  # micro-batches of each process; None: one sample each
     init: str | Path | None = None  # the student's first weights; None: the teacher's
     negative_prompt: str = ""
     trajectories: Path | None = None  # of the teacher, for terms that compare with its videos; recorded if missing
@@ -95,14 +96,14 @@ class Job:
 
 
 def at_once(batch: int, processes: int, accumulate: int | None) -> int:
-    """Samples of a batch that each of the processes takes at a time, if it has them in so many parts."""
-    parts = processes * (accumulate or 1)
-    if min(batch, parts) < 1 or batch % parts:
+    """The size of the micro-batches, where each of the processes accumulates the gradients of so many."""
+    count = processes * (accumulate or 1)
+    if min(batch, count) < 1 or batch % count:
         raise ValueError(
             f"a batch of {batch} given for {processes} processes in {accumulate or 1} parts each; it must be a "
-            f"multiple of {parts}"
+            f"multiple of {count}"
         )
-    return 1 if accumulate is None else batch // parts
+    return 1 if accumulate is None else batch // count
 
 
 def diffusion_variant(name: str) -> DiffusionVariant:
@@ -126,77 +127,134 @@ def latent_sides(name: str, height: int, width: int) -> tuple[int, int]:
     return latent_size(height, width, find("tokenizers", variant.vae).patch, variant.config.patch)
 
 
-def distil(job: Job, folder: Path, device: torch.device, resume: bool = False) -> Iterator[tuple[str, Line]]:
-    """Run the job into its folder; yields stages with the lines of their progress, the curve's for the last."""
+@dataclass(frozen=True)
+class _Models:
+    """The models of all stages, loaded when they are first asked for."""
+
+    config: DistillConfig
+    group: Group
+
+    @cached_property
+    def variant(self) -> DiffusionVariant:
+        return diffusion_variant(self.config.model)
+
+    @cached_property
+    def teacher(self) -> Parts:
+        """The teacher's parts."""
+        return self._load(self.config.teacher, self.config.vae)
+
+    @cached_property
+    def trained(self) -> tuple[Any, Any]:
+        """Student and critic."""
+        student, critic = (
+            self._load(one, NONE).transformer for one in (self.config.init or self.config.teacher, self.config.teacher)
+        )
+        return student, critic
+
+    def _load(self, source: str | Path, vae: str | Path | None) -> Parts:
+        """A model's parts; random weights are those of `diagonal.load`."""
+        place = Weights(source, vae=vae, text_encoder=self.config.text_encoder)
+        if not place.random:
+            return published(self.config.model, self.variant, place)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return untrained(self.variant, place, self.group.device, torch.float32)
+
+    @property
+    def prompts(self) -> FilePrompts:
+        return FilePrompts(self.config.prompts, self.teacher.encoder, self.group.device)
+
+    @property
+    def negative_1LC(self) -> torch.Tensor:  # noqa: N802
+        return embed([self.config.negative_prompt], self.teacher.encoder, device=self.group.device)
+
+    def teach(self) -> Any:
+        """The teacher's transformer on the device, as it is called."""
+        smaller = torch.bfloat16 if self.group.device.type == "cuda" else torch.float32
+        return self.teacher.transformer.to(self.group.device, smaller)
+
+
+def stages(config: DistillConfig, folder: Path, group: Group, resume: bool = False) -> list[Stage]:
+    """The stages that end with the student's file in a folder: prompts, trajectories where they are asked for, and the
+    distillation itself. A folder that was begun before is gone on with only where `resume` says so."""
     if begun(folder) and not resume:
         raise ValueError(f"{folder} was begun before; --resume (resume=True) goes on with it, or choose another folder")
-    return _distil(job, folder, device, latent_sides(job.model, *job.size))
+    latent_sides(config.model, *config.size)
+    models = _Models(config, group)
+    made = [_prompt_stage(models, folder)]
+    if config.trajectories is not None:
+        made.append(_trajectory_stage(models, config.trajectories))
+    return [*made, _distill_stage(models, folder)]
 
 
-def _distil(job: Job, folder: Path, device: torch.device, size: tuple[int, int]) -> Iterator[tuple[str, Line]]:
-    variant = diffusion_variant(job.model)
-    with processes(device) as group:
-        split = group.split(at_once(job.batch, dist.get_world_size(), job.accumulate))
-        # All weights come first: those that do not fit are known before the long work.
-        teacher = _load(job, job.teacher, job.vae, variant, group.device)
-        student, critic = (
-            _load(job, one, NONE, variant, group.device).transformer for one in (job.init or job.teacher, job.teacher)
-        )
-        claim(folder, job.settings())
-        every = [job.negative_prompt, *job.prompts]
-        own = every[dist.get_rank() :: dist.get_world_size()]
-        for done in prepare(own, teacher.encoder, device=group.device):
-            yield PROMPTS, {"step": min(done * dist.get_world_size(), len(every))}
+def _prompt_stage(models: _Models, folder: Path) -> Stage:
+    """Embed all prompts, which stay on the disk: each process has its own to do."""
+    config, world = models.config, dist.get_world_size()
+    every = [config.negative_prompt, *config.prompts]
+
+    def lines(_: Any) -> Iterator[Line]:
+        for done in prepare(every[dist.get_rank() :: world], models.teacher.encoder, device=models.group.device):
+            yield {"step": min(done * world, len(every))}
         dist.barrier()
-        written = Written(job.prompts, teacher.encoder, group.device)
-        negative = embed([job.negative_prompt], teacher.encoder, device=group.device)
-        smaller = torch.bfloat16 if group.device.type == "cuda" else torch.float32
-        teacher.transformer.to(group.device, smaller)
-        source: Source = written
-        if job.trajectories is not None:
-            shape = (job.method.scored, variant.config.channels, *size)
-            yield from _record(job, teacher.transformer, written, negative, shape)
-            source = Trajectories(job.trajectories, group.device)
-        for model in (student, critic):
+
+    # All weights come first: those that do not fit are known before the long work.
+    return Stage(PROMPTS, len(every), folder / PROMPTS, lines, inputs=lambda: (models.teacher, models.trained))
+
+
+def _trajectory_stage(models: _Models, folder: Path) -> Stage:
+    """Have the teacher's videos of all prompts; one process makes those that are missing."""
+    config = models.config
+
+    def lines(_: None) -> Iterator[Line]:
+        if dist.get_world_size() > 1:
+            there = sum(count for _, count in shards(folder)) if folder.is_dir() else 0
+            if there != len(config.prompts):
+                raise ValueError(
+                    f"{folder} holds {there} trajectories of {len(config.prompts)} prompts; they are recorded by one "
+                    "process: start without torchrun first"
+                )
+            return
+        method = config.method
+        shape = (method.scored, models.variant.config.channels, *latent_sides(config.model, *config.size))
+        solving = Solving(shape, preset_sigmas((method.preset,), method.scored), seed=config.run.seed)
+        for done in record(models.teach(), models.prompts, models.negative_1LC, solving, folder):
+            yield {"step": done}
+
+    return Stage(TRAJECTORIES, len(config.prompts), folder, lines)
+
+
+def _distill_stage(models: _Models, folder: Path) -> Stage:
+    """Distil, and write the student beside its VAE. More steps may be asked for than before: the loop knows."""
+    config, group = models.config, models.group
+    own = group.batch_shard(at_once(config.batch, dist.get_world_size(), config.accumulate))
+
+    def task() -> DistillTask:
+        prompts, negative, teacher = models.prompts, models.negative_1LC, models.teach()
+        source: Source = prompts
+        if config.trajectories is not None:
+            source = Trajectories(config.trajectories, group.device)
+        for model in models.trained:
             model.to(group.device, torch.float32)
         if dist.get_world_size() > 1:
-            for model in (student, critic, teacher.transformer):
+            for model in (*models.trained, teacher):
                 shard(model, group.mesh)
-        models = student, critic, teacher.transformer
-        task = DistillTask(*models, source, negative, job.method, size, job.batch, job.run.seed, split=split)
-        for line in fit(task, job.run, folder, group):
-            yield DISTILL, line
-        _export(job.model, variant, student, teacher.vae, folder, group)
+        return DistillTask(
+            *models.trained,
+            teacher,
+            source,
+            negative,
+            config.method,
+            latent_sides(config.model, *config.size),
+            config.batch,
+            config.run.seed,
+            shard=own,
+        )
 
+    def lines(made: DistillTask) -> Iterator[Line]:
+        yield from fit(made, config.run, folder, group)
+        _export(config.model, models.variant, made.generator, models.teacher.vae, folder, group)
 
-def _load(
-    job: Job, source: str | Path, vae: str | Path | None, variant: DiffusionVariant, device: torch.device
-) -> Parts:
-    """A model's parts; random weights are those of `diagonal.load`."""
-    place = Weights(source, vae=vae, text_encoder=job.text_encoder)
-    if not place.random:
-        return published(job.model, variant, place)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return untrained(variant, place, device, torch.float32)
-
-
-def _record(
-    job: Job, teacher: Any, prompts: Written, negative: torch.Tensor, shape: tuple[int, ...]
-) -> Iterator[tuple[str, Line]]:
-    """Have the teacher's videos of all prompts; one process makes those that are missing."""
-    assert job.trajectories is not None
-    if dist.get_world_size() > 1:
-        there = sum(count for _, count in shards(job.trajectories)) if job.trajectories.is_dir() else 0
-        if there != len(prompts):
-            raise ValueError(
-                f"{job.trajectories} holds {there} trajectories of {len(prompts)} prompts; they are recorded by one "
-                "process: start without torchrun first"
-            )
-        return
-    solving = Solving(shape, preset_shares((job.method.preset,), job.method.scored), seed=job.run.seed)
-    for done in record(teacher, prompts, negative, solving, job.trajectories):
-        yield TRAJECTORIES, {"step": done}
+    return Stage(DISTILL, config.run.steps, folder, lines, inputs=task, settings=config.settings())
 
 
 def _export(name: str, variant: DiffusionVariant, student: Any, vae: Any, folder: Path, group: Group) -> None:

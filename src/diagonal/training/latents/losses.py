@@ -23,7 +23,7 @@ REACH = 5  # cells along each side of the patches whose displacement is asked fo
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class LossWeights:
     """The weights of eq. 12: spatial * DMD + regression + motion * (flow * DMD of the flow + regression of the flow).
 
     The paper gives the two regressions the weight 1; they need videos of the teacher's own, and 0 does without.
@@ -51,7 +51,7 @@ class Weights:
         return {name: factor for name, factor in every.items() if factor}
 
 
-def total(terms: Mapping[str, Tensor], weights: Weights) -> Tensor:
+def total(terms: Mapping[str, Tensor], weights: LossWeights) -> Tensor:
     """Eq. 12, of exactly the terms that count."""
     factors = weights.factors()
     if terms.keys() != factors.keys():

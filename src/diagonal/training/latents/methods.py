@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 
 from diagonal.planning.presets import PRESETS, Preset
 from diagonal.training.latents.diffusion import check_frames
-from diagonal.training.latents.losses import MOTIONS, Weights
+from diagonal.training.latents.losses import MOTIONS, LossWeights
 
 SELF, DIFFUSION = "self", "diffusion"
-EQUATION_12 = Weights()
+EQUATION_12 = LossWeights()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Distillation:
     """
 
     preset: Preset
-    weights: Weights = EQUATION_12
+    weights: LossWeights = EQUATION_12
     forcing: str = SELF
     motion: str = "difference"  # a name in losses.MOTIONS
     guidance_scale: float = 4.0  # of the teacher; the released code writes it as 3.0 beyond the prompt's own answer
@@ -81,12 +81,12 @@ class Distillation:
         return bool({"regression", "flow_regression"} & self.weights.factors().keys())
 
 
-_PLAIN = Weights(regression=0.0, motion=0.0)
+_PLAIN = LossWeights(regression=0.0, motion=0.0)
 METHODS = {
     "diagonal-distillation": Distillation(PRESETS["diagonal-distillation"]),
     # All that needs no videos of the teacher's: prompts alone, as the released code is trained.
     "diagonal-distillation-prompts": Distillation(
-        PRESETS["diagonal-distillation"], Weights(regression=0.0, flow_regression=0.0)
+        PRESETS["diagonal-distillation"], LossWeights(regression=0.0, flow_regression=0.0)
     ),
     "self-forcing": Distillation(PRESETS["self-forcing"], _PLAIN),
     "causvid": Distillation(
@@ -95,7 +95,7 @@ METHODS = {
 }
 
 
-WEIGHTS = {"flow": "motion", "regression": "regression"}  # changes, and the fields of losses.Weights that they set
+WEIGHTS = {"flow": "motion", "regression": "regression"}  # changes, and the fields of losses.LossWeights that they set
 CHANGES = ("schedule", "context", "motion", "guidance", *WEIGHTS)
 
 

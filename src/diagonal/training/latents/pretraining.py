@@ -26,7 +26,7 @@ from diagonal.training.data.latents import Source, Trajectories
 from diagonal.training.latents import losses
 from diagonal.training.latents.diffusion import (
     HELD_OUT,
-    Split,
+    BatchShard,
     Terms,
     Undecoded,
     autocast,
@@ -35,7 +35,7 @@ from diagonal.training.latents.diffusion import (
     compiled,
     draw,
     noised,
-    preset_shares,
+    preset_sigmas,
     seed_of,
 )
 from diagonal.training.optim import Muon, adam, matrices_and_rest
@@ -45,7 +45,7 @@ EVALUATED = 4  # batches
 
 @dataclass
 class TeacherTask(Undecoded):
-    """Flow matching on clips, of which a share loses its prompt. Shares of noise are even before the shift."""
+    """Flow matching on clips, some of which lose their prompt. Sigmas are even before the shift."""
 
     module: Any
     data: Source  # with videos
@@ -57,7 +57,7 @@ class TeacherTask(Undecoded):
     muon_lr: float | None = None  # of the matrices of the blocks; None: they are like the rest
     shift: float = 5.0
     dropout: float = 0.1
-    split: Split = field(default_factory=Split)
+    shard: BatchShard = field(default_factory=BatchShard)
     optimizers: list[torch.optim.Optimizer] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,7 +74,7 @@ class TeacherTask(Undecoded):
             dropped = [rng.random() < self.dropout for rng in rngs]
             return self._distance(self.data, rngs, dropped), {}
 
-        return self.split.mean(self.batch, loss)
+        return self.shard.mean(self.batch, loss)
 
     def _distance(self, data: Source, rngs: Sequence[np.random.Generator], dropped: Sequence[bool]) -> Tensor:
         """The flow-matching loss of clips that chance chooses, some of them without their prompt."""
@@ -82,11 +82,11 @@ class TeacherTask(Undecoded):
         clean, device = batch.video_BFCHW, batch.text_BLC.device
         assert clean is not None
         without = sent(dropped, device)[:, None, None]
-        share = sent([[shifted(rng.random(), self.shift)] for rng in rngs], device)
+        sigma = sent([[shifted(rng.random(), self.shift)] for rng in rngs], device)
         noise = Gaussian([seed_of(rng) for rng in rngs], device)(0, 0, tuple(clean.shape))
         with autocast(device):
             text = self.module.embed_text(torch.where(without, self.negative_1LC, batch.text_BLC))
-            found = velocity(self.module, noised(clean, share, noise), START * share, text, Full())
+            found = velocity(self.module, noised(clean, sigma, noise), START * sigma, text, Full())
         return losses.flow_matching(found, noise, clean)
 
     def evaluate(self) -> dict[str, float]:
@@ -116,13 +116,13 @@ class OdeTask(Undecoded):
     lr: float = 2e-6
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.01
-    split: Split = field(default_factory=Split)
+    shard: BatchShard = field(default_factory=BatchShard)
     optimizers: list[torch.optim.Optimizer] = field(init=False)
 
     def __post_init__(self) -> None:
         _, states = self.data.states([0])
         frames, side = states.shape[2], self.module.config.patch
-        missing = {*preset_shares(self.presets, frames)} - {*self.data.shares}
+        missing = {*preset_sigmas(self.presets, frames)} - {*self.data.sigmas}
         if missing:
             raise ValueError(f"the trajectories have no states at {sorted(missing)}, which the schedules ask for")
         self._frames, self._device = frames, states.device
@@ -135,17 +135,17 @@ class OdeTask(Undecoded):
         def loss(samples: Sequence[int]) -> tuple[Tensor, Terms]:
             return self._distance(self.data, [draw(self.seed, step, sample) for sample in samples]), {}
 
-        return self.split.mean(self.batch, loss)
+        return self.shard.mean(self.batch, loss)
 
     def _distance(self, data: Trajectories, rngs: Sequence[np.random.Generator]) -> Tensor:
         text, states_BSFCHW = data.states([int(rng.integers(len(data))) for rng in rngs])
-        level, share = chunk_levels(self.presets, self._frames, rngs)
-        which = sent([[data.shares.index(one) for one in row] for row in share.tolist()], self._device)
+        level, sigma = chunk_levels(self.presets, self._frames, rngs)
+        which = sent([[data.sigmas.index(one) for one in row] for row in sigma.tolist()], self._device)
         each, frame = (torch.arange(count, device=self._device) for count in (len(text), self._frames))
         x = states_BSFCHW[each[:, None], which, frame]
         with autocast(self._device):
             flow = velocity(self.module, x, sent(level, self._device), self.module.embed_text(text), self._memory)
-        clean = x - sent(share.float(), self._device)[..., None, None, None] * flow
+        clean = x - sent(sigma.float(), self._device)[..., None, None, None] * flow
         return losses.regression(clean, states_BSFCHW[:, -1])
 
     def evaluate(self) -> dict[str, float]:

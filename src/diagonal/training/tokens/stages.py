@@ -1,43 +1,71 @@
-"""The stages of a recipe, each a folder that the next one reads: recording, tokenizer, base, diagonal, judge.
+"""The stages of a recipe for a world of tokens: recordings, tokenizer, judge, base, finetune, diagonal.
 
-Every stage can be killed and started again: recordings keep the shards they have, runs go on from their checkpoint.
-A finished stage leaves `model.safetensors`.
+    for name, line in run(stages(recipe, Path("run"), torch.device("cuda"))): ...
+
+Every stage has a folder of its name below the run's. Recordings keep the shards they have; stages that train go on from
+their checkpoint and leave `model.safetensors`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from diagonal import checkpoints
 from diagonal.catalog.names import find
 from diagonal.catalog.variants import Variant
 from diagonal.networks import lpips
-from diagonal.networks.inverse_dynamics import Config as JudgeConfig
 from diagonal.planning.plan import Order
-from diagonal.training.data.recordings import TokenData, ahead, frames, join, read, tokenize
-from diagonal.training.judges.actions import JudgeTask
-from diagonal.training.loop import claim, fit
-from diagonal.training.recipe import JudgeRecipe, Recipe, TokenizerRecipe, WorldRecipe
+from diagonal.training.data.record import recording
+from diagonal.training.data.recordings import PARTS, TokenData, ahead, frames, join, read, tokenize
+from diagonal.training.judges import inverse_dynamics
+from diagonal.training.recipe import Recipe, WorldRecipe
+from diagonal.training.stages import MODEL, Stage, build, training
 from diagonal.training.tokens.tokenizer import TokenizerTask
 from diagonal.training.tokens.world import WorldTask
 from diagonal.worlds import vizdoom
 from diagonal.worlds.recordings import Part
 
-Line = dict[str, Any]
-MODEL = "model.safetensors"
 
+@dataclass
+class RecipeData:
+    """The recordings of a recipe, train/ and held-out/ in a folder, as frames and as tokens.
 
-def build(config: Any, seed: int, device: torch.device | str) -> Any:
-    """A module with weights that depend on the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return config.build().to(device)
+    What was asked for last is kept for the next stage that needs it, and let go before anything else is read.
+    """
+
+    recipe: Recipe
+    folder: Path
+    device: torch.device
+    _kept: dict[Any, Any] = field(default_factory=dict)
+
+    def frames(self) -> tuple[Part, Part]:
+        """The frames that train the tokenizer and the judge, and the held-out recording, on the device."""
+        recipe, (train, held_out) = self.recipe, (self.folder / part for part in PARTS)
+        if not recipe.tokenizer_frames:
+            raise ValueError(f"the recipe of {recipe.model} trains no tokenizer and no judge: it takes finished ones")
+        size, device = frame_size(recipe), self.device
+        made: tuple[Part, Part] = self._keep(
+            "frames", lambda: (frames(train, size, device, recipe.tokenizer_frames), frames(held_out, size, device))
+        )
+        return made
+
+    def tokens(self, folder: Path) -> tuple[TokenData, TokenData]:
+        """Both recordings through the tokenizer of a folder."""
+        made: tuple[TokenData, TokenData] = self._keep(
+            folder, lambda: tuple(tokens(self.recipe, folder, self.folder / part, self.device) for part in PARTS)
+        )
+        return made
+
+    def _keep(self, what: Any, make: Callable[[], Any]) -> Any:
+        if what not in self._kept:
+            self._kept.clear()
+            self._kept[what] = make()
+        return self._kept[what]
 
 
 def frame_size(recipe: Recipe) -> tuple[int, int]:
@@ -47,26 +75,12 @@ def frame_size(recipe: Recipe) -> tuple[int, int]:
     return variant.config.rows * patch, variant.config.cols * patch
 
 
-def train_tokenizer(
-    recipe: TokenizerRecipe, data: Part, held_out: Part, folder: Path, lpips_file: str | Path | None = None
-) -> Iterator[Line]:
-    """Train a tokenizer on frames; LPIPS joins the loss where its weights are given."""
-    device = data.frames_NHWC.device
-    module = build(find("tokenizers", recipe.variant), recipe.run.seed, device)
-    perceptual: dict[str, Tensor] | None = None if lpips_file is None else lpips.load(lpips_file, device)
-    task = TokenizerTask(
-        module,
-        data.frames_NHWC,
-        held_out.frames_NHWC,
-        recipe.batch,
-        recipe.lr,
-        recipe.run.seed,
-        perceptual,
-        recipe.lpips_scale,
-    )
-    claim(folder, settings(recipe))
-    yield from fit(task, recipe.run, folder)
-    checkpoints.save({"tokenizer": module}, folder / MODEL, {"tokenizer": recipe.variant})
+def tokens(recipe: Recipe, folder: Path, recorded: Path, device: torch.device | str) -> TokenData:
+    """A recording through the tokenizer of a folder, file by file."""
+    variant: Variant = find("models", recipe.model)
+    tokenizer = load_tokenizer(variant.tokenizer, folder, device)
+    read_parts = ahead(read(recorded, frame_size(recipe)))
+    return join([tokenize(part, tokenizer, variant.config.codebook) for part in read_parts])
 
 
 def load_tokenizer(name: str, folder: Path, device: torch.device | str) -> Any:
@@ -79,58 +93,73 @@ def load_tokenizer(name: str, folder: Path, device: torch.device | str) -> Any:
     return module.to(device, torch.float32, memory_format=torch.channels_last).eval().requires_grad_(False)
 
 
-def train_world(
-    recipe: WorldRecipe, model: str, data: tuple[TokenData, ...], folder: Path, start: Path | None = None
-) -> Iterator[Line]:
-    """Train a world on tokens (training, held out), from scratch or from the weights of an earlier stage."""
+def tokenizer_stage(data: RecipeData, folder: Path, lpips_file: Path | None = None) -> Stage:
+    """Train the recipe's tokenizer on frames; LPIPS joins the loss where its weights are given."""
+    how, device = data.recipe.tokenizer, data.device
+
+    def task() -> TokenizerTask:
+        train, held_out = data.frames()
+        return TokenizerTask(
+            module=build(find("tokenizers", how.variant), how.run.seed, device),
+            frames=train.frames_NHWC,
+            held_out=held_out.frames_NHWC,
+            batch=how.batch,
+            lr=how.lr,
+            seed=how.run.seed,
+            lpips_weights=None if lpips_file is None else lpips.load(lpips_file, device),
+            lpips_scale=how.lpips_scale,
+        )
+
+    def keep(made: TokenizerTask) -> None:
+        checkpoints.save({"tokenizer": made.module}, folder / MODEL, {"tokenizer": how.variant})
+
+    return training("tokenizer", how, folder, task, keep)
+
+
+def judge_stage(data: RecipeData, folder: Path) -> Stage:
+    """Train the recipe's judge on the same frames."""
+    if data.recipe.judge is None:
+        raise ValueError(f"the recipe of {data.recipe.model} has no judge")
+    return inverse_dynamics.training_stage(data.recipe.judge, folder, data.frames)
+
+
+def world_stage(
+    name: str, how: WorldRecipe, data: RecipeData, tokenizer: Path, folder: Path, start: Path | None = None
+) -> Stage:
+    """Train the recipe's world on tokens, from scratch or from the weights in the folder `start`."""
+    model = data.recipe.model
+
+    def task() -> WorldTask:
+        return world_task(how, model, data.tokens(tokenizer), start)
+
+    def keep(made: WorldTask) -> None:
+        checkpoints.save({"transformer": made.module}, folder / MODEL, {"model": model})
+
+    return training(name, how, folder, task, keep)
+
+
+def world_task(how: WorldRecipe, model: str, data: tuple[TokenData, TokenData], start: Path | None = None) -> WorldTask:
+    """What is trained: a world of a variant, on tokens (training, held out)."""
     train, held_out = data
     device = train.units_NU.device
     variant: Variant = find("models", model)
-    module = build(variant.config, recipe.run.seed, device)
+    module = build(variant.config, how.run.seed, device)
     if start is not None:
         checkpoints.load(module, checkpoints.read(start), model)
         module.to(device, torch.float32)  # shipped weights are smaller; masters must not be
-    task = WorldTask(
-        module,
-        train,
-        held_out,
-        [(Order.of(spec), share) for spec, share in recipe.mixture],
-        recipe.batch,
-        recipe.run.seed,
-        lr=recipe.lr,
-        muon_lr=recipe.muon_lr,
-        weight_decay=recipe.weight_decay,
-        corruption=recipe.corruption,
-        held_out_sequences=recipe.held_out_sequences,
+    return WorldTask(
+        module=module,
+        data=train,
+        held_out=held_out,
+        mixture=[(Order.of(spec), share) for spec, share in how.mixture],
+        batch=how.batch,
+        seed=how.run.seed,
+        lr=how.lr,
+        muon_lr=how.muon_lr,
+        weight_decay=how.weight_decay,
+        corruption=how.corruption,
+        held_out_sequences=how.held_out_sequences,
     )
-    claim(folder, settings(recipe))
-    yield from fit(task, recipe.run, folder)
-    checkpoints.save({"transformer": module}, folder / MODEL, {"model": model})
-
-
-def train_judge(recipe: JudgeRecipe, data: Part, held_out: Part, folder: Path) -> Iterator[Line]:
-    """Train the inverse-dynamics network."""
-    module = build(JudgeConfig(len(vizdoom.ACTIONS)), recipe.run.seed, data.frames_NHWC.device)
-    task = JudgeTask(module, data, held_out, recipe.batch, recipe.lr, recipe.run.seed)
-    claim(folder, settings(recipe))
-    yield from fit(task, recipe.run, folder)
-    checkpoints.save({"judge": module}, folder / MODEL, {"judge": "vizdoom"})
-
-
-def settings(recipe: Any) -> Line:
-    """What makes the run of a part of a recipe another run. Its gate judges the run, and changes nothing in it."""
-    given: Line = asdict(recipe)
-    given.pop("gate", None)
-    run: Line = given.pop("run")
-    return run | given
-
-
-def tokens(recipe: Recipe, folder: Path, recording: Path, device: torch.device | str) -> TokenData:
-    """A recording through the tokenizer that stands in `folder`, file by file."""
-    variant: Variant = find("models", recipe.model)
-    tokenizer = load_tokenizer(variant.tokenizer, folder, device)
-    read_parts = ahead(read(recording, frame_size(recipe)))
-    return join([tokenize(part, tokenizer, variant.config.codebook) for part in read_parts])
 
 
 def held_out_shards(recipe: Recipe, folder: Path) -> list[vizdoom.Shard]:
@@ -140,39 +169,22 @@ def held_out_shards(recipe: Recipe, folder: Path) -> list[vizdoom.Shard]:
     )
 
 
-def recordings(recipe: Recipe, folder: Path, device: torch.device | str) -> tuple[Part, Part]:
-    """The frames that train the tokenizer and the judge, and the held-out recording, on the device."""
-    size = frame_size(recipe)
-    if not recipe.tokenizer_frames:
-        raise ValueError(f"the recipe of {recipe.model} trains no tokenizer and no judge: it takes finished ones")
-    return frames(folder / "train", size, device, recipe.tokenizer_frames), frames(folder / "held-out", size, device)
-
-
-def make(
-    recipe: Recipe, folder: Path, device: torch.device | str, lpips_file: str | Path | None = None, workers: int = 1
-) -> Iterator[tuple[str, Line]]:
-    """All stages of a recipe into folders below `folder`; yields the stage's name with each line of its curve."""
+def stages(
+    recipe: Recipe, folder: Path, device: torch.device, lpips_file: Path | None = None, workers: int = 1
+) -> list[Stage]:
+    """All stages of a recipe in their order, each in its folder below `folder`."""
     if recipe.world != "vizdoom":
         raise ValueError(f"{recipe.model} learns from {recipe.world}, which is not recorded here; train its parts")
-    data = folder / "data"
-    for part, planned in (
-        ("train", vizdoom.shards(recipe.scenario, recipe.frames, recipe.seed, data / "train")),
-        ("held-out", held_out_shards(recipe, data)),
-    ):
-        done = 0
-        for new in vizdoom.record(planned, workers):
-            done += new
-            yield "record " + part, {"step": done}
-    train, held_out = recordings(recipe, data, device)
-    yield from _named("tokenizer", train_tokenizer(recipe.tokenizer, train, held_out, folder / "tokenizer", lpips_file))
+    data, tokenizer, base = RecipeData(recipe, folder / "data", device), folder / "tokenizer", folder / "base"
+    shards = vizdoom.shards(recipe.scenario, recipe.frames, recipe.seed, data.folder / "train")
+    made = [
+        recording("train", data.folder / "train", shards, workers),
+        recording("held-out", data.folder / "held-out", held_out_shards(recipe, data.folder), workers),
+        tokenizer_stage(data, tokenizer, lpips_file),
+    ]
     if recipe.judge is not None:
-        yield from _named("judge", train_judge(recipe.judge, train, held_out, folder / "judge"))
-    del train, held_out
-    both = tuple(tokens(recipe, folder / "tokenizer", data / part, device) for part in ("train", "held-out"))
-    yield from _named("base", train_world(recipe.base, recipe.model, both, folder / "base"))
+        made.append(judge_stage(data, folder / "judge"))
+    made.append(world_stage("base", recipe.base, data, tokenizer, base))
     for name, later in (("finetune", recipe.finetune), ("diagonal", recipe.diagonal)):
-        yield from _named(name, train_world(later, recipe.model, both, folder / name, start=folder / "base"))
-
-
-def _named(name: str, lines: Iterator[Line]) -> Iterator[tuple[str, Line]]:
-    return ((name, line) for line in lines)
+        made.append(world_stage(name, later, data, tokenizer, folder / name, start=base))
+    return made

@@ -139,10 +139,10 @@ class WorldTask:
         return torch.cat([prefix.expand(len(units_BL), -1), units_BL], dim=1)
 
     def _corrupt(self, tokens_BL: Tensor, seed: int) -> Tensor:
-        """Replace a share of the cells, drawn anew for each sequence, by random ids: rollouts read their own errors."""
+        """Replace cells by random ids, at a rate drawn for each sequence: rollouts read their own errors."""
         generator = torch.Generator(self._device).manual_seed(seed)
-        share = torch.rand(len(tokens_BL), 1, generator=generator, device=self._device) * self.corruption
-        hit = torch.rand(tokens_BL.shape, generator=generator, device=self._device) < share
+        rate = torch.rand(len(tokens_BL), 1, generator=generator, device=self._device) * self.corruption
+        hit = torch.rand(tokens_BL.shape, generator=generator, device=self._device) < rate
         random = torch.randint(self._config.codebook, tokens_BL.shape, generator=generator, device=self._device)
         return torch.where(hit & (tokens_BL < self._config.codebook), random, tokens_BL)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from diagonal import worlds
 from diagonal.catalog.names import find
 from diagonal.media import video
 from diagonal.training.data.recordings import CHUNK, TokenData, frames, join, read, tokenize
-from diagonal.worlds import vpt
-from diagonal.worlds.recordings import Part
+from diagonal.worlds import vpt, xbox
+from diagonal.worlds.recordings import Part, readers
 
 SIZE = (16, 24)
 
@@ -145,6 +147,88 @@ def test_a_clip_without_its_actions_is_refused(tmp_path):
     clip(tmp_path / "a.mp4", 4)
     (tmp_path / "a.jsonl").unlink()
     with pytest.raises((ValueError, FileNotFoundError), match=r"a\.jsonl"):
+        list(read(tmp_path, SIZE))
+
+
+def test_a_clip_of_whams_release_is_one_part_and_one_episode(tmp_path):
+    rng = np.random.default_rng(0)
+    images = rng.integers(256, size=(5, 3, *SIZE), dtype=np.uint8)
+    actions = np.concatenate([rng.integers(2, size=(5, 12)), rng.integers(11, size=(5, 4))], axis=1)
+    for name in ("a", "b"):
+        np.savez(tmp_path / f"{name}.npz", images=images, actions=actions)
+    first, second = read(tmp_path, SIZE)
+    np.testing.assert_array_equal(first.frames_NHWC.numpy(), images.transpose(0, 2, 3, 1))
+    assert first.actions_NA.tolist() == xbox.tokens(xbox.read(tmp_path / "a.npz"), 0)
+    assert first.actions_NA.shape == (5, 16) and first.actions_NA.max() < xbox.VOCABULARY
+    assert (first.episodes_N.tolist(), second.episodes_N.tolist()) == ([0] * 5, [1] * 5)
+    (small,) = {part.frames_NHWC.shape for part in read(tmp_path, (8, 8))}
+    assert small == (5, 8, 8, 3)
+
+
+READER = """
+import numpy as np
+from diagonal.worlds.recordings import Recorded
+
+RECORDINGS = (".npy", "frames of a board")
+
+def read_recording(path, size):
+    frames = np.load(path)
+    return Recorded(frames, [[3, 4]] * (len(frames) - LESS), None)
+"""
+
+
+@pytest.fixture
+def board(tmp_path, monkeypatch):
+    """A world that is one new file, and a recording of it."""
+
+    def write(content: str) -> Path:
+        (tmp_path / "new").mkdir()
+        (tmp_path / "new" / "board.py").write_text(content)
+        (tmp_path / "data").mkdir()
+        np.save(tmp_path / "data" / "first.npy", np.full((2, *SIZE, 3), 7, dtype=np.uint8))
+        return tmp_path / "data"
+
+    monkeypatch.setattr(worlds, "__path__", [*worlds.__path__, str(tmp_path / "new")])
+    yield write
+    sys.modules.pop("diagonal.worlds.board", None)
+
+
+def test_a_new_reader_is_one_file(board):
+    (part,) = read(board(READER.replace("LESS", "0")), SIZE)
+    assert part.frames_NHWC.unique().tolist() == [7] and part.actions_NA.tolist() == [[3, 4]] * 2
+    assert part.episodes_N.tolist() == [0, 0]
+
+
+def test_a_reader_that_loses_actions_is_found_out(board):
+    with pytest.raises(ValueError, match=r"first\.npy: 2 frames, 1 actions"):
+        list(read(board(READER.replace("LESS", "1")), SIZE))
+
+
+def test_a_reader_that_cannot_be_imported_breaks_no_other(tmp_path, board):
+    folder = board("import nothing_of_this_name")
+    assert {"vizdoom", "vpt", "xbox"} == set(readers())
+    shard(tmp_path / "shards" / "shard-00000.safetensors", 2, [0, 0])
+    assert len(list(read(tmp_path / "shards", SIZE))) == 1
+    with pytest.raises(ValueError, match=r"no recording: there are 1 \.npy"):
+        list(read(folder, SIZE))
+
+
+def test_files_of_several_recordings_are_refused(tmp_path):
+    shard(tmp_path / "shard-00000.safetensors", 2, [0, 0])
+    clip(tmp_path / "a.mp4", 2)
+    with pytest.raises(
+        ValueError, match=r"files of several recordings: there are 1 \.jsonl, 1 \.mp4, 1 \.safetensors"
+    ) as said:
+        list(read(tmp_path, SIZE))
+    assert all(f"({one.RECORDINGS[0]})" in str(said.value) for one in readers().values())
+
+
+def test_what_is_no_recording_is_named(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "train").mkdir()
+    with pytest.raises(
+        ValueError, match=r"no recording: there are 1 \.txt, the folder train\. It must be one of these"
+    ):
         list(read(tmp_path, SIZE))
 
 

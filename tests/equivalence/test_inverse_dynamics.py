@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diagonal.networks.inverse_dynamics import Config, InverseDynamics, judge
-from diagonal.training.judges.actions import JudgeTask
+from diagonal.training.judges.inverse_dynamics import JudgeTask
 from diagonal.training.loop import RunConfig, fit
 from diagonal.worlds.recordings import Part
 

@@ -1,4 +1,4 @@
-"""Trains the network that reads what a clip shows (evaluation/reader.py), on clips whose facts are known."""
+"""Trains the network that reads what a clip shows (networks/caption_reader.py), on clips whose facts are known."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class ReaderTask:
         with autocast(self._device):
             scores = self.module(self.data.video_NTCHW[chosen])
         true = self.data.answers[chosen]
-        shares = {name: one.float().mean() for name, one in right(scores.answers(), true).items()}
-        return scores.loss(true), shares
+        rates = {name: one.float().mean() for name, one in right(scores.answers(), true).items()}
+        return scores.loss(true), rates
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Shares of right answers on held-out clips: what no student can be expected to pass."""
+        """Rates of right answers on held-out clips: what no student can be expected to pass."""
         seen, true = read(self.module, self.held_out.video_NTCHW, self.batch), self.held_out.answers
         numbers = {f"val_{name}": float(one.float().mean()) for name, one in right(seen, true).items()}
         return numbers | {"val_things_f1": f1(true.things_NM, seen.things_NM)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diagonal import checkpoints
 from diagonal.generation.devices import sent
 from diagonal.media.video import VideoArray
+from diagonal.networks.inverse_dynamics import Config
 from diagonal.training.optim import adam
+from diagonal.training.recipe import JudgeRecipe
+from diagonal.training.stages import MODEL, Stage, build, training
+from diagonal.worlds import vizdoom
 from diagonal.worlds.recordings import Part
 
 
@@ -55,6 +62,20 @@ class JudgeTask:
     def sheet(self) -> VideoArray | None:
         """There is nothing to see."""
         return None
+
+
+def training_stage(how: JudgeRecipe, folder: Path, data: Callable[[], tuple[Part, Part]]) -> Stage:
+    """Train the network on Doom's actions in recordings, for training and held out."""
+
+    def task() -> JudgeTask:
+        train, held_out = data()
+        module = build(Config(len(vizdoom.ACTIONS)), how.run.seed, train.frames_NHWC.device)
+        return JudgeTask(module, train, held_out, how.batch, how.lr, how.run.seed)
+
+    def keep(made: JudgeTask) -> None:
+        checkpoints.save({"judge": made.module}, folder / MODEL, {"judge": "vizdoom"})
+
+    return training("judge", how, folder, task, keep)
 
 
 def _pairs(part: Part) -> Tensor:

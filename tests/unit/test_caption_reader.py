@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from diagonal.networks.caption_reader import NO_MOTION, SCENARIOS, Answers, Config, read, right
-from diagonal.training.judges.captions import ReaderTask, Told
+from diagonal.training.judges.caption_reader import ReaderTask, Told
 from diagonal.training.loop import RunConfig, fit
-from diagonal.training.tokens.stages import build
+from diagonal.training.stages import build
 from diagonal.worlds.captions import LEFT, RIGHT, THINGS, Facts
 
 SMALL = Config(channels=(8, 8, 16, 16), features=16, hidden=16)
