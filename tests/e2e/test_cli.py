@@ -270,7 +270,8 @@ def test_a_clip_is_continued_with_its_recording(tmp_path, prompt):
     assert frames.shape == (2, *SIZE, 3)
     assert numbers["model"] == "mcar/tiny" and numbers["out"] == "out.mp4"
     assert numbers["schedule"] == "diagonal:k=2,d=10"
-    assert numbers["steps"] == 10 + (14 - 1) * 2 + 24
+    assert numbers["calls"] == 10 + (14 - 1) * 2 + 24
+    assert numbers["tokens_per_second"] == pytest.approx(2 * 14 * 24 / numbers["seconds"])
     assert numbers["frames"] == 2 and numbers["seconds"] > 0
     assert numbers["ms_per_frame"] == pytest.approx(1000 * numbers["seconds"] / 2)
     assert numbers["fps"] == pytest.approx(2 / numbers["seconds"])
@@ -283,7 +284,8 @@ def test_actions_in_words_make_one_frame_each(tmp_path, prompt):
     assert video.read(tmp_path / "clip[bold].mp4").shape == (3, *SIZE, 3)
     for words in ("diagonal:k=1", str(3 * 37), "ms per frame", "FPS", "3 frames of mcar/tiny (random weights)"):
         assert words in text
-    assert "in clip[bold].mp4" in text
+    assert "in clip[bold].mp4" in text and "tokens per s" in text
+    assert "speed-up" not in text  # of one schedule over itself
 
 
 def test_the_command_makes_the_clip_the_library_makes(tmp_path, prompt, world):
@@ -323,7 +325,7 @@ def test_quantised_weights_make_the_clip_the_library_makes(tmp_path, plain, kind
 
 def test_two_schedules_are_compared_side_by_side(tmp_path, world, plain):
     numbers, frames = generate(tmp_path, "--frames", "1", "--compare", "raster")
-    assert (numbers["steps"], numbers["compare"]["steps"]) == (37, 14 * 24)
+    assert (numbers["calls"], numbers["compare"]["calls"]) == (37, 14 * 24)
     assert (numbers["schedule"], numbers["compare"]["schedule"]) == ("diagonal:k=1", "raster")
     assert numbers["compare"].keys() >= {"frames", "seconds", "ms_per_frame", "fps"}
     assert numbers["speedup"] == pytest.approx(numbers["compare"]["seconds"] / numbers["seconds"])

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich.table import Table
 
-from diagonal.cli import Device, Dtype, Json, Quantize, app, load_world, out, print_json, progress_bar, refuse
-from diagonal.cli.bench_video import bench_video, print_cases
-from diagonal.cli.generate import PANEL
+from diagonal.cli import app, load_world, out, print_json, progress_bar
+from diagonal.cli.bench_video import VideosMeasured, bench_video, columns, print_cases, print_kernels
+from diagonal.cli.options import Computing, Json, WorldSource, chosen, flat, given, refuse
+from diagonal.planning.decoding import DEFAULT
 
 if TYPE_CHECKING:
     from diagonal.evaluation.speed.world import Case, Settings
@@ -25,59 +25,88 @@ COLUMNS = {  # of the printed table, after the schedule: a field and its format
     "ms\na step": ("ms_per_step", "{:.3f}"),
     "floor": ("floor_ms", "{:.3f}"),
     "times\nfloor": ("floor_ratio", "{:.2f}"),
+    "tokens\na second": ("tokens_per_second", "{:,.0f}"),
     "FPS": ("fps", "{:.2f}"),
     "with\npixels": ("fps_with_tokenizer", "{:.2f}"),
     "first\nframe ms": ("first_frame_ms", "{:.0f}"),
 }
 COMPARABLE = ("schedule", "dtype", "quantize")
-TOKENS_ONLY = ("known", "steps", "compile_tokenizer", "no_tokenizer", "compare", "picture")
-VIDEOS_ONLY = ("preset", "decoder", "height", "width")
 
 
-@app.command()
-def bench(
-    context: typer.Context,
-    model: Annotated[str, typer.Option(help="A name from `diagonal models`.")],
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Which model, and what of it is measured."""
+
+    panel: ClassVar[str] = "Model"
+
+    model: Annotated[str, typer.Option(help="A name from `diagonal models`.")]
     weights: Annotated[
         str | None,
         typer.Option(help="Checkpoint file, folder or hub id. Default: the shipped ones, or random."),
-    ] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Checkpoint of the tokenizer, if it is apart.")] = None,
+    ] = None
+    tokenizer: Annotated[str | None, typer.Option(help="Checkpoint of the tokenizer or VAE, if it is apart.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """What is measured how often."""
+
+    panel: ClassVar[str] = "Measuring"
+
     schedule: Annotated[
-        list[str] | None, typer.Option(help="As for generate; give it again for more. Default: diagonal:k=1.")
-    ] = None,
+        list[str] | None, typer.Option(help=f"As for generate; give it again for more. Default: {DEFAULT}.")
+    ] = None
     frames: Annotated[
         int | None, typer.Option("--frames", "--num-frames", min=1, help="New frames. Default: a window.")
-    ] = None,
-    known: Annotated[int | None, typer.Option(min=1, help="Token frames of the prompt. Default: the model's.")] = None,
-    device: Device = "cpu",
-    dtype: Dtype = "auto",
-    quantize: Quantize = "none",
-    repeat: Annotated[int, typer.Option(min=1, help="Runs that are measured.")] = 3,
-    warmup: Annotated[int, typer.Option(min=1, help="Runs before them that are not.")] = 1,
+    ] = None
+    repeat: Annotated[int | None, typer.Option(min=1, help="Runs that are measured. Default: 3.")] = None
+    warmup: Annotated[int | None, typer.Option(min=1, help="Runs before them that are not. Default: 1.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldsMeasured:
+    """What is asked of token worlds alone."""
+
+    panel: ClassVar[str] = "Token worlds"
+
+    known: Annotated[int | None, typer.Option(min=1, help="Token frames of the prompt. Default: the model's.")] = None
+    batch: Annotated[int | None, typer.Option(min=1, help="Clips at once. Default: 1.")] = None
     steps: Annotated[
         int | None,
         typer.Option(min=1, help="Measure at most so many steps after the first; FPS of longer plans is derived."),
-    ] = None,
+    ] = None
     compile_tokenizer: Annotated[
         bool, typer.Option("--compile-tokenizer", help="Compile the decoding to pixels (torch.compile).")
-    ] = False,
-    preset: Annotated[
-        str, typer.Option(help="How it is run, as for generate.", rich_help_panel=PANEL)
-    ] = "diagonal-distillation",
-    decoder: Annotated[str, typer.Option(help="vae, preview or none.", rich_help_panel=PANEL)] = "vae",
-    height: Annotated[int | None, typer.Option(min=16, rich_help_panel=PANEL)] = None,
-    width: Annotated[int | None, typer.Option(min=16, rich_help_panel=PANEL)] = None,
-    no_tokenizer: Annotated[bool, typer.Option("--no-tokenizer", help="Leave out the decoding to pixels.")] = False,
+    ] = False
+    no_tokenizer: Annotated[bool, typer.Option("--no-tokenizer", help="Leave out the decoding to pixels.")] = False
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
             help="Two settings that take turns: 'schedule=raster' 'schedule=diagonal:k=1', 'dtype=...', 'quantize=...'."
         ),
-    ] = None,
-    out_path: Annotated[Path | None, typer.Option("--out", help="Also write the JSON object into this file.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Also draw speed-up against steps into this PNG.")] = None,
-    as_json: Json = False,
+    ] = None
+    picture: Annotated[Path | None, typer.Option(help="Also draw speed-up against steps into this PNG.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where the result goes."""
+
+    panel: ClassVar[str] = "Output"
+
+    out_path: Annotated[Path | None, typer.Option("--out", help="Also write the JSON object into this file.")] = None
+    as_json: Json = False
+
+
+@app.command()
+@flat
+def bench(
+    measured: Measured,
+    computing: Computing,
+    measuring: Measuring,
+    worlds: WorldsMeasured,
+    videos: VideosMeasured,
+    output: Output,
 ) -> None:
     """Measure a model, step by step, against the least time that its steps could take."""
     from diagonal.catalog.names import find
@@ -86,19 +115,25 @@ def bench(
     from diagonal.media.draw import save_speed
     from diagonal.media.files import atomic, check_target
 
-    for path, suffix in ((out_path, ".json"), (picture, ".png")):
+    for path, suffix in ((output.out_path, ".json"), (worlds.picture, ".png")):
         if path is not None:
             check_target(path, suffix)
     result: dict[str, Any] = {"kind": "bench", "command": " ".join(["diagonal", *sys.argv[1:]])}
-    video = isinstance(find("models", model), DiffusionVariant)
-    refuse(context, TOKENS_ONLY if video else VIDEOS_ONLY, model)
-    result |= bench_video(context.params) if video else _bench_tokens(context.params)
-    if out_path is not None:
-        with atomic(out_path) as temporary:
+    source = WorldSource(model=measured.model, weights=measured.weights, tokenizer=measured.tokenizer)
+    variant = find("models", source.model)
+    video = isinstance(variant, DiffusionVariant)
+    refuse(given(worlds if video else videos), source.model)
+    if video:
+        requests = videos.requests(measuring.schedule, measuring.frames or variant.frames)
+        result |= bench_video(source, computing, requests, chosen(measuring, "repeat", "warmup"))
+    else:
+        result |= _bench_worlds(source, computing, measuring, worlds)
+    if output.out_path is not None:
+        with atomic(output.out_path) as temporary:
             temporary.write_text(written(result))
-    if picture is not None:
-        save_speed(result["cases"], picture, f"{model} on {result['cases'][0]['device']}")
-    if as_json:
+    if worlds.picture is not None:
+        save_speed(result["cases"], worlds.picture, f"{source.model} on {result['cases'][0]['device']}")
+    if output.as_json:
         print_json(result)
     elif video:
         print_cases(result)
@@ -106,33 +141,33 @@ def bench(
         _print(result)
 
 
-def _bench_tokens(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Measure a token model as the options of `bench`, by their names, say."""
+def _bench_worlds(
+    source: WorldSource, computing: Computing, measuring: Measuring, worlds: WorldsMeasured
+) -> dict[str, Any]:
+    """The cases of a token world."""
     from diagonal.evaluation.speed.agreement import DEFINITION as AGREEMENT
     from diagonal.evaluation.speed.world import DEFINITION, Settings
 
     # All that can be refused is refused before a large model is loaded.
-    numbers = {name: options[name] for name in ("dtype", "quantize")}
-    groups = _groups(options["schedule"] or ["diagonal:k=1"], numbers, options["compare"])
-    sizes = {name: options[name] for name in ("frames", "known", "repeat", "warmup", "steps")}
-    settings = Settings(**sizes, tokenizer=not options["no_tokenizer"])
-    worlds = _Worlds(*(options[name] for name in ("model", "weights", "tokenizer", "device")))
-    made = _cases(groups, worlds)
-    if options["compile_tokenizer"]:
-        for world in worlds.loaded.values():
+    groups = _groups(measuring.schedule or [DEFAULT], computing, worlds.compare)
+    numbers = chosen(measuring, "frames", "repeat", "warmup") | chosen(worlds, "known", "steps", "batch")
+    settings = Settings(**numbers, tokenizer=not worlds.no_tokenizer)
+    loaded = _Worlds(source, computing.device)
+    made = _cases(groups, loaded)
+    if worlds.compile_tokenizer:
+        for world in loaded.worlds.values():
             world.compile_tokenizer()
     cases = _measure(made, settings)
-    for given, case in zip(chain.from_iterable(groups), cases, strict=True):
-        case |= worlds.agreement(given)
+    for one, case in zip(chain.from_iterable(groups), cases, strict=True):
+        case |= loaded.agreement(one)
     quantised = any("greedy_agreement" in case for case in cases)
-    compared = {} if options["compare"] is None else {"compare": _compared(*cases)}
+    compared = {} if worlds.compare is None else {"compare": _compared(*cases)}
     return {"cases": cases} | compared | {"definition": DEFINITION + (f"\n{AGREEMENT}" if quantised else "")}
 
 
-def _groups(
-    schedules: list[str], numbers: dict[str, str], compare: tuple[str, str] | None
-) -> list[list[dict[str, str]]]:
+def _groups(schedules: list[str], computing: Computing, compare: tuple[str, str] | None) -> list[list[dict[str, str]]]:
     """Settings of the cases: those of a group take turns, the groups follow each other."""
+    numbers = {"dtype": computing.dtype, "quantize": computing.quantize or "none"}
     if compare is None:
         return [[{"schedule": schedule} | numbers] for schedule in schedules]
     if len(schedules) > 1:
@@ -157,21 +192,22 @@ def _pairs(text: str) -> dict[str, str]:
 class _Worlds:
     """Worlds of one model in several kinds of numbers, each loaded when it is first asked for."""
 
-    model: str
-    weights: str | None
-    tokenizer: str | None
+    source: WorldSource
     device: str
-    loaded: dict[tuple[str, str], World] = field(default_factory=dict)
+    worlds: dict[tuple[str, str], World] = field(default_factory=dict)
 
     def get(self, dtype: str, quantize: str) -> World:
+        """The world in these numbers."""
         from diagonal.catalog.names import find
         from diagonal.catalog.variants import token_variant
 
-        if (dtype, quantize) not in self.loaded:
-            shipped = token_variant(find("models", self.model), self.model).embedded
-            source = self.weights if self.weights is not None or shipped else "random"
-            self.loaded[dtype, quantize] = load_world(self.model, source, self.tokenizer, self.device, dtype, quantize)
-        return self.loaded[dtype, quantize]
+        if (dtype, quantize) not in self.worlds:
+            name = self.source.model
+            shipped = token_variant(find("models", name), name).embedded
+            weights = self.source.weights if self.source.weights is not None or shipped else "random"
+            computing = Computing(device=self.device, dtype=dtype, quantize=quantize)
+            self.worlds[dtype, quantize] = load_world(replace(self.source, weights=weights), computing)
+        return self.worlds[dtype, quantize]
 
     def agreement(self, case: dict[str, str]) -> dict[str, float]:
         """What quantising changed: nothing to say where it did not take place."""
@@ -228,11 +264,12 @@ def _print(result: dict[str, Any]) -> None:
 
     cases = result["cases"]
     dtypes = set(map(numbers, cases))
-    table = Table("schedule", *COLUMNS, box=None, padding=(0, 1, 0, 0))
+    known = columns(COLUMNS, cases)
+    table = Table("schedule", *known, box=None, padding=(0, 1, 0, 0))
     table.columns[0].no_wrap = True
     for case in cases:
         name = case["schedule"] if len(dtypes) == 1 else f"{case['schedule']} {numbers(case)}"
-        fields = [(case[field], form) for field, form in COLUMNS.values()]
+        fields = [(case[field], form) for field, form in known.values()]
         table.add_row(name, *("" if value is None else form.format(value) for value, form in fields))
     out.print(table)
     if "compare" in result:
@@ -251,6 +288,7 @@ def _print(result: dict[str, Any]) -> None:
         + ("" if one["peak_gb"] is None else f"; peak {max(case['peak_gb'] for case in cases):.2f} GB"),
         markup=False,
     )
+    print_kernels(result)
     for case in cases:
         if case["derived"]:
             measured = f"{case['measured_steps']} of {case['steps']} steps measured"
