@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -30,11 +30,10 @@ COLUMNS = {  # of the printed table, after the schedule: a field and its format
     "with\npixels": ("fps_with_tokenizer", "{:.2f}"),
     "first\nframe ms": ("first_frame_ms", "{:.0f}"),
 }
-COMPARABLE = ("schedule", "dtype", "quantize")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class BenchSource:
     """Which model, and what of it is measured."""
 
     panel: ClassVar[str] = "Model"
@@ -101,7 +100,7 @@ class Output:
 @app.command()
 @flat
 def bench(
-    measured: Measured,
+    what: BenchSource,
     computing: Computing,
     measuring: Measuring,
     worlds: WorldsMeasured,
@@ -119,12 +118,11 @@ def bench(
         if path is not None:
             check_target(path, suffix)
     result: dict[str, Any] = {"kind": "bench", "command": " ".join(["diagonal", *sys.argv[1:]])}
-    source = WorldSource(model=measured.model, weights=measured.weights, tokenizer=measured.tokenizer)
-    variant = find("models", source.model)
-    video = isinstance(variant, DiffusionVariant)
+    source = WorldSource(model=what.model, weights=what.weights, tokenizer=what.tokenizer)
+    video = isinstance(find("models", source.model), DiffusionVariant)
     refuse(given(worlds if video else videos), source.model)
     if video:
-        requests = videos.requests(measuring.schedule, measuring.frames or variant.frames)
+        requests = videos.requests(source, measuring.schedule, measuring.frames)
         result |= bench_video(source, computing, requests, chosen(measuring, "repeat", "warmup"))
     else:
         result |= _bench_worlds(source, computing, measuring, worlds)
@@ -145,11 +143,17 @@ def _bench_worlds(
     source: WorldSource, computing: Computing, measuring: Measuring, worlds: WorldsMeasured
 ) -> dict[str, Any]:
     """The cases of a token world."""
+    from diagonal.catalog.names import find
+    from diagonal.catalog.variants import token_variant
     from diagonal.evaluation.speed.agreement import DEFINITION as AGREEMENT
     from diagonal.evaluation.speed.world import DEFINITION, Settings
+    from diagonal.generation import checks
 
     # All that can be refused is refused before a large model is loaded.
     groups = _groups(measuring.schedule or [DEFAULT], computing, worlds.compare)
+    name = source.model
+    if measuring.frames is not None:
+        checks.token_frames(checks.Unloaded.of(name, token_variant(find("models", name), name)), measuring.frames)
     numbers = chosen(measuring, "frames", "repeat", "warmup") | chosen(worlds, "known", "steps", "batch")
     settings = Settings(**numbers, tokenizer=not worlds.no_tokenizer)
     loaded = _Worlds(source, computing.device)
@@ -165,25 +169,37 @@ def _bench_worlds(
     return {"cases": cases} | compared | {"definition": DEFINITION + (f"\n{AGREEMENT}" if quantised else "")}
 
 
-def _groups(schedules: list[str], computing: Computing, compare: tuple[str, str] | None) -> list[list[dict[str, str]]]:
+@dataclass(frozen=True)
+class _Setting:
+    """What one case has of its own."""
+
+    schedule: str
+    dtype: str
+    quantize: str
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of rows that weights are rounded to; None: they stay as they are."""
+        return None if self.quantize == "none" else self.quantize
+
+
+def _groups(schedules: list[str], computing: Computing, compare: tuple[str, str] | None) -> list[list[_Setting]]:
     """Settings of the cases: those of a group take turns, the groups follow each other."""
-    numbers = {"dtype": computing.dtype, "quantize": computing.quantize or "none"}
+    settings = [_Setting(schedule, computing.dtype, computing.quantize or "none") for schedule in schedules]
     if compare is None:
-        return [[{"schedule": schedule} | numbers] for schedule in schedules]
+        return [[setting] for setting in settings]
     if len(schedules) > 1:
         raise ValueError("--compare takes one --schedule at most; write the two to compare as 'schedule=...'")
-    return [[{"schedule": schedules[0]} | numbers | _pairs(text) for text in compare]]
+    return [[replace(settings[0], **_pairs(text)) for text in compare]]
 
 
 def _pairs(text: str) -> dict[str, str]:
     """'schedule=raster dtype=float32' as a dict."""
-    pairs = {}
+    pairs, known = {}, [one.name for one in fields(_Setting)]
     for item in text.split():
         key, equals, value = item.partition("=")
-        if key not in COMPARABLE or not equals:
-            raise ValueError(
-                f"{item!r} in --compare {text!r} is not understood; write {'=... or '.join(COMPARABLE)}=..."
-            )
+        if key not in known or not equals:
+            raise ValueError(f"{item!r} in --compare {text!r} is not understood; write {'=... or '.join(known)}=...")
         pairs[key] = value
     return pairs
 
@@ -209,18 +225,18 @@ class _Worlds:
             self.worlds[dtype, quantize] = load_world(replace(self.source, weights=weights), computing)
         return self.worlds[dtype, quantize]
 
-    def agreement(self, case: dict[str, str]) -> dict[str, float]:
+    def agreement(self, case: _Setting) -> dict[str, float]:
         """What quantising changed: nothing to say where it did not take place."""
         from diagonal.evaluation.speed.agreement import agreement
         from diagonal.evaluation.speed.world import with_text
 
-        if case["quantize"] == "none":
+        if case.kind is None:
             return {}
-        reference, other = (with_text(self.get(case["dtype"], kind)) for kind in ("none", case["quantize"]))
+        reference, other = (with_text(self.get(case.dtype, kind)) for kind in ("none", case.quantize))
         return agreement(reference, other).numbers()
 
 
-def _cases(groups: list[list[dict[str, str]]], worlds: _Worlds) -> list[list[Case]]:
+def _cases(groups: list[list[_Setting]], worlds: _Worlds) -> list[list[Case]]:
     """The cases, with one world for each kind of numbers."""
     from diagonal.checkpoints.quantize import check
     from diagonal.evaluation.speed.machine import Clock
@@ -228,13 +244,13 @@ def _cases(groups: list[list[dict[str, str]]], worlds: _Worlds) -> list[list[Cas
     from diagonal.generation.world import check_device, find_dtype
     from diagonal.planning.plan import Order
 
-    orders = [[Order.of(one["schedule"]) for one in group] for group in groups]
+    orders = [[Order.of(one.schedule) for one in group] for group in groups]
     Clock(check_device(worlds.device))  # or it is refused here
     for one in chain.from_iterable(groups):
-        find_dtype(one["dtype"], worlds.device)
-        check(None if one["quantize"] == "none" else one["quantize"])
+        find_dtype(one.dtype, worlds.device)
+        check(one.kind)
     return [
-        [Case(worlds.get(one["dtype"], one["quantize"]), order) for one, order in zip(group, ordered, strict=True)]
+        [Case(worlds.get(one.dtype, one.quantize), order) for one, order in zip(group, ordered, strict=True)]
         for group, ordered in zip(groups, orders, strict=True)
     ]
 
@@ -269,8 +285,8 @@ def _print(result: dict[str, Any]) -> None:
     table.columns[0].no_wrap = True
     for case in cases:
         name = case["schedule"] if len(dtypes) == 1 else f"{case['schedule']} {numbers(case)}"
-        fields = [(case[field], form) for field, form in known.values()]
-        table.add_row(name, *("" if value is None else form.format(value) for value, form in fields))
+        cells = [(case[field], form) for field, form in known.values()]
+        table.add_row(name, *("" if value is None else form.format(value) for value, form in cells))
     out.print(table)
     if "compare" in result:
         speedups = result["compare"]["speedup_by_repeat"]

@@ -14,6 +14,7 @@ from diagonal.cli.options import Computing, WorldSource, chosen
 from diagonal.cli.prompts import check_computing
 
 if TYPE_CHECKING:
+    from diagonal.generation.components import Weights
     from diagonal.generation.request import Request
 
 COLUMNS = {  # of the printed table, after the schedule: a field and its format
@@ -39,20 +40,30 @@ class VideosMeasured:
     height: Annotated[int | None, typer.Option(min=16, help="Of the frames. Default: the model's.")] = None
     width: Annotated[int | None, typer.Option(min=16, help="Likewise.")] = None
 
-    def requests(self, schedules: list[str] | None, frames: int) -> list[Request]:
-        """A video of so many frames under each schedule, the preset's own where none is given; prompts come later."""
-        import torch
-
+    def requests(self, source: WorldSource, schedules: list[str] | None, frames: int | None) -> list[Request]:
+        """A video of so many frames under each schedule, the preset's own where none is given. What can be refused of
+        them without the model is refused."""
+        from diagonal.catalog.names import find
+        from diagonal.catalog.variants import diffusion_variant
         from diagonal.evaluation.speed.video import check
+        from diagonal.generation.checks import check_decoder, check_request
         from diagonal.generation.request import Request
 
-        how = chosen(self, "preset", "decoder", "height", "width")
-        text = torch.zeros(1, 1)
-        named: Sequence[str | None] = schedules or [None]
-        found = [Request(prompt_embeds=text, num_frames=frames, schedule=one, **how) for one in named]
+        variant = diffusion_variant(find("models", source.model), source.model)
+        how, count = chosen(self, "preset", "decoder", "height", "width"), frames or variant.frames
+        named: Sequence[str | None] = schedules or (None,)
+        found = [Request(prompt="any", num_frames=count, schedule=one, **how) for one in named]
         for request in found:
             check(request.how(), request)
+            check_request(source.model, variant, request)
+            check_decoder(source.model, variant, _weights(source), request.decoder)
         return found
+
+
+def _weights(source: WorldSource) -> Weights:
+    from diagonal.generation.components import Weights
+
+    return Weights(source.weights or "random", vae=source.tokenizer)
 
 
 def bench_video(
@@ -62,14 +73,12 @@ def bench_video(
     from diagonal.checkpoints.quantize import VIDEO_KINDS
     from diagonal.evaluation.speed.video import DEFINITION, Settings, measure, prompt
     from diagonal.generation import video as diffusion
-    from diagonal.generation.components import Weights
     from diagonal.generation.devices import find_dtype
 
     # All that can be refused is refused before a large model is loaded.
     check_computing(computing, VIDEO_KINDS)
     name, device = source.model, computing.device
-    parts = Weights(source.weights or "random", vae=source.tokenizer)
-    model = diffusion.load(name, parts, device=device, dtype=find_dtype(computing.dtype, device))
+    model = diffusion.load(name, _weights(source), device=device, dtype=find_dtype(computing.dtype, device))
     remark_random(name, model.weights)
     if computing.kind is not None:
         model.quantize(computing.kind)
@@ -78,7 +87,7 @@ def bench_video(
         task = progress.add_task(name, total=None, note="")
         for request in requests:
             progress.update(task, note=request.schedule or str(request.preset))
-            made = Settings(replace(request, prompt_embeds=embeds), **often)
+            made = Settings(replace(request, prompt=None, prompt_embeds=embeds), **often)
             cases.append(measure(model, made, lambda: progress.advance(task)))
     return {"cases": cases, "definition": DEFINITION}
 

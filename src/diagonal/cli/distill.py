@@ -16,7 +16,7 @@ import typer
 from rich.table import Table
 
 from diagonal.cli import app, err, out, print_json
-from diagonal.cli.distill_options import Method, Networks, Options, Texts, Training, Videos
+from diagonal.cli.distill_options import Method, Models, Options, Texts, Training, Videos
 from diagonal.cli.options import Device, Json, Lpips, chosen, flat, given, refuse
 from diagonal.cli.train import Line, Stage, Tensorboard, follow
 
@@ -60,7 +60,7 @@ class Output:
 @app.command()
 @flat
 def distill(
-    networks: Networks,
+    models: Models,
     texts: Texts,
     method: Method,
     videos: Videos,
@@ -69,8 +69,8 @@ def distill(
     output: Output,
 ) -> None:
     """Distil a teacher into a causal student of few steps."""
-    options = Options(networks, texts, method, videos, training)
-    own = given(networks, texts, method, videos, training, predicted)
+    options = Options(models, texts, method, videos, training)
+    own = given(models, texts, method, videos, training, predicted)
     if output.recipe is not None:
         refuse(own, f"--recipe {output.recipe}")
         _recipe(output.recipe, output)
@@ -96,17 +96,17 @@ def _job(options: Options, prompts: Sequence[str]) -> Job:
     """The options in the library's words."""
     from diagonal.training.latents.distillation import Job, released
 
-    networks, texts, training = options.networks, options.texts, options.training
+    models, texts, training = options.models, options.texts, options.training
     run = released(training.steps, **chosen(training, "save_every", "log_every"))
     return Job(
-        model=networks.model,
-        teacher=_needed(networks.teacher, "--teacher"),
+        model=models.model,
+        teacher=_needed(models.teacher, "--teacher"),
         method=options.distillation(),
         prompts=prompts,
         size=options.size,
         run=replace(run, seed=training.seed, **chosen(training, "ema", "ema_from")),
         batch=training.batch,
-        **chosen(training, "accumulate") | chosen(networks, "init", "vae", "text_encoder"),
+        **chosen(training, "accumulate") | chosen(models, "init", "vae", "text_encoder"),
         **chosen(texts, "negative_prompt", "trajectories"),
     )
 
@@ -157,7 +157,7 @@ def _plan(options: Options, tflops: float | None, as_json: bool) -> None:
     from diagonal.training.latents.distillation import at_once, latent_sides
 
     method, variant, training = options.distillation(), options.variant, options.training
-    model, batch, rate = options.networks.model, training.batch, tflops or TFLOPS
+    model, batch, rate = options.models.model, training.batch, tflops or TFLOPS
     rows, cols = latent_sides(model, *options.size)
     tokens = rows * cols // variant.config.patch**2
     found: dict[int, Line] = {}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Networks:
+class Models:
     """What is distilled into what."""
 
     panel: ClassVar[str] = "Model"
@@ -105,7 +105,7 @@ class Training:
 class Options:
     """All that a recipe decides itself."""
 
-    networks: Networks
+    models: Models
     texts: Texts
     method: Method
     videos: Videos
@@ -116,7 +116,7 @@ class Options:
         """The model's."""
         from diagonal.training.latents.distillation import diffusion_variant
 
-        return diffusion_variant(self.networks.model)
+        return diffusion_variant(self.models.model)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -129,7 +129,7 @@ class Options:
         from diagonal.training.latents.distillation import in_latents
         from diagonal.training.latents.methods import find
 
-        method, model = self.method, self.networks.model
+        method, model = self.method, self.models.model
         named = {"schedule": "schedule", "context": "context", "flow": "flow_weight", "guidance": "guidance_scale"}
         given = chosen(method, *named.values())
         found = find(method.method, {key: given[one] for key, one in named.items() if one in given})

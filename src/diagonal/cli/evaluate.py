@@ -86,8 +86,8 @@ def evaluate(source: WorldSource, held_out: HeldOut, compared: Compared, output:
 
     sweep.check_actions(source.model)
     device, clips, context, frames = compared.device, held_out.clips, held_out.context, held_out.frames
-    world = load_world(source, Computing(device=device, dtype="float32"))
     judges = _judges(ASSETS / "judge" if compared.judge is None else compared.judge, compared.lpips, device)
+    world = load_world(source, Computing(device=device, dtype="float32"))
     with ExitStack() as stack:
         folder = held_out.data or _play(Path(stack.enter_context(TemporaryDirectory())), clips)
         chosen = cut(read_frames(folder, world.size, device), clips, context, frames)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from diagonal.cli import app, load_world, out, print_json, progress_bar
 from diagonal.cli.options import Computing, Fitting, Json, RowStarts, WorldSource, chosen, flat
-from diagonal.cli.prompts import Given, check_computing, prepare
+from diagonal.cli.prompts import PromptOptions, check_computing, prepare
 from diagonal.planning.decoding import DEFAULT
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Schedules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
+class SamplingOptions:
     """How tokens are drawn."""
 
     panel: ClassVar[str] = "Sampling"
@@ -67,7 +67,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Run:
+class ClipTiming:
     """What one generation did and how long it took."""
 
     schedule: str
@@ -87,11 +87,11 @@ class Run:
 def generate(
     source: WorldSource,
     computing: Computing,
-    given: Given,
+    asked: PromptOptions,
     fitting: Fitting,
     schedules: Schedules,
     row_starts: RowStarts,
-    drawing: Drawing,
+    drawn: SamplingOptions,
     output: Output,
 ) -> None:
     """Continue a clip with a token world: frames are written as they complete. Diffusion models: `diagonal video`."""
@@ -109,21 +109,21 @@ def generate(
     # All that can be refused is refused before a large model is loaded.
     name, prompt = source.model, None
     variant = token_variant(find("models", name), name)
-    sampling = drawing.change(variant.sampling)
+    sampling = drawn.change(variant.sampling)
     check_target(output.out_path)
     checks.check_weights(name, variant, source.weights)
     check_computing(computing, KINDS)
     untrained = checks.untrained(variant, source.weights)
     if variant.fit is None or untrained:  # others have the sizes that their checkpoint says
-        prompt = prepare(checks.Unloaded.of(name, variant), given, fitting, untrained)
-        prompt.check(orders, drawing.seed)
+        prompt = prepare(checks.Unloaded.of(name, variant), asked, fitting, untrained)
+        prompt.check(orders, drawn.seed)
     world = load_world(source, computing)
-    prompt = prompt or prepare(world, given, fitting, untrained)
+    prompt = prompt or prepare(world, asked, fitting, untrained)
     world = prompt.under(world)
 
     def begin(order: Order) -> Stream:
         clip, actions, frames = prompt.clip, prompt.actions, prompt.frames
-        return world.stream(clip, actions, frames=frames, schedule=order, sampling=sampling, seed=drawing.seed)
+        return world.stream(clip, actions, frames=frames, schedule=order, sampling=sampling, seed=drawn.seed)
 
     look = Look.of(world, output)
     if len(orders) == 1:
@@ -132,7 +132,7 @@ def generate(
         next(iter(begin(orders[0])))  # warm-up: the first frame of a process pays for set-up
         runs = _write_compared(world, [(order, begin(order)) for order in orders], look, output.out_path)
     shared: dict[str, Any] = {"model": name, "weights": world.weights, "quantize": world.quantized or "none"}
-    shared |= {"seed": drawing.seed, "out": output.out_path}
+    shared |= {"seed": drawn.seed, "out": output.out_path}
     if output.as_json:
         print_json(shared | runs[0].numbers() | _compared(runs))
     elif output.out_path != "-":
@@ -162,7 +162,7 @@ class Look:
         return stamp(enlarge(frames, self.scale), self.mark) if self.mark else enlarge(frames, self.scale)
 
 
-def _run(world: World, stream: Stream, order: Order, each: Callable[[VideoArray], object]) -> Run:
+def _run(world: World, stream: Stream, order: Order, each: Callable[[VideoArray], object]) -> ClipTiming:
     """Consume a stream with a progress bar. Seconds: model calls and frame decoding; loading and encoding apart."""
     with progress_bar("calls") as progress:
         task = progress.add_task(str(order), total=stream.steps, note="")
@@ -173,17 +173,17 @@ def _run(world: World, stream: Stream, order: Order, each: Callable[[VideoArray]
             progress.update(task, description=f"{order}  frame {frame.index + 1}")
         seconds = time.perf_counter() - start
     tokens = stream.frames // int(world.tokenizer.stride) * world.layout(1).grid.frame_tokens
-    return Run(str(order), stream.steps, stream.frames, tokens, seconds)
+    return ClipTiming(str(order), stream.steps, stream.frames, tokens, seconds)
 
 
-def _write(world: World, stream: Stream, order: Order, look: Look, path: str) -> Run:
+def _write(world: World, stream: Stream, order: Order, look: Look, path: str) -> ClipTiming:
     from diagonal.media.video import writer
 
     with writer(path, look.fps) as video:
         return _run(world, stream, order, lambda pixels: video.write(look(pixels)))
 
 
-def _write_compared(world: World, streams: list[tuple[Order, Stream]], look: Look, path: str) -> list[Run]:
+def _write_compared(world: World, streams: list[tuple[Order, Stream]], look: Look, path: str) -> list[ClipTiming]:
     import numpy as np
 
     from diagonal.media.draw import side_by_side
@@ -200,13 +200,13 @@ def _write_compared(world: World, streams: list[tuple[Order, Stream]], look: Loo
     return runs
 
 
-def _compared(runs: list[Run]) -> dict[str, Any]:
+def _compared(runs: list[ClipTiming]) -> dict[str, Any]:
     if len(runs) == 1:
         return {}
     return {"compare": runs[1].numbers(), "speedup": runs[1].seconds / runs[0].seconds}
 
 
-def _print_runs(runs: list[Run], shared: dict[str, Any]) -> None:
+def _print_runs(runs: list[ClipTiming], shared: dict[str, Any]) -> None:
     columns = ["schedule", "model calls", "seconds", "ms per frame", "FPS", "tokens per s"]
     table = Table(*columns, *(["speed-up"] if len(runs) > 1 else []), box=None)
     slowest = max(run.seconds for run in runs)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class PromptOptions:
     """What is continued, and along which actions."""
 
     panel: ClassVar[str] = "Prompt"
@@ -68,7 +68,7 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Prompt:
+class Continuation:
     """What a world continues. `actions` are those of every frame but the last, the prompt's included."""
 
     world: Described  # with frames of the size asked for
@@ -99,23 +99,23 @@ class Prompt:
         return world if self.text is None else world.guided(self.text)
 
 
-def prepare(world: Described, given: Given, fitting: Fitting, untrained: bool) -> Prompt:
+def prepare(world: Described, asked: PromptOptions, fitting: Fitting, untrained: bool) -> Continuation:
     """What these options ask a world for; `world` need not be loaded. Without weights a drawn picture is continued."""
     from diagonal.generation import checks
 
-    size = None if given.size is None else _size(given.size)
+    size = None if asked.size is None else _size(asked.size)
     if size is not None:
         world = checks.Unloaded(world.name, checks.resized(world, *size), world.tokenizer)
-    text = _text(world, given)
+    text = _text(world, asked)
     actions = cast("ActionSpace", importlib.import_module(f"diagonal.worlds.{world.variant.actions}"))
-    if given.prompt is not None:
-        clip, between = _read(world, actions, Path(given.prompt), given.prompt_frames)
+    if asked.prompt is not None:
+        clip, between = _read(world, actions, Path(asked.prompt), asked.prompt_frames)
         clip = fitting.fit(clip, checks.frame_size(world))
     else:
-        clip, between = _start(world, actions, given.start, untrained)
+        clip, between = _start(world, actions, asked.start, untrained)
     checks.check_prompt(world, clip)
-    taken, frames = _actions(world, actions, given, between)
-    return Prompt(world, clip, taken, frames, size, text)
+    taken, frames = _actions(world, actions, asked, between)
+    return Continuation(world, clip, taken, frames, size, text)
 
 
 def check_computing(computing: Computing, kinds: tuple[str, ...]) -> None:
@@ -144,17 +144,17 @@ def _size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _text(world: Described, given: Given) -> str | Tensor | None:
+def _text(world: Described, asked: PromptOptions) -> str | Tensor | None:
     from diagonal.generation import checks
     from diagonal.text.encoders import read
 
-    if given.text is None and given.text_embeds is None:
+    if asked.text is None and asked.text_embeds is None:
         return None
     checks.check_text(world)
-    if given.text is None:
-        return read(cast(Path, given.text_embeds))
-    check_is_text("--text", given.text, f'for what is written in it: --text "$(cat {given.text})"')
-    return given.text
+    if asked.text is None:
+        return read(cast(Path, asked.text_embeds))
+    check_is_text("--text", asked.text, f'for what is written in it: --text "$(cat {asked.text})"')
+    return asked.text
 
 
 def _read(world: Described, actions: ActionSpace, path: Path, asked: int | None) -> tuple[VideoArray, list[Any]]:
@@ -190,13 +190,13 @@ def _start(world: Described, actions: ActionSpace, name: str | None, untrained: 
 
 
 def _actions(
-    world: Described, actions: ActionSpace, given: Given, between: list[Any]
+    world: Described, actions: ActionSpace, asked: PromptOptions, between: list[Any]
 ) -> tuple[list[Any] | Free | None, int | None]:
     """Actions for every frame but the last, those `between` prompt frames included, and how many frames are new."""
     from diagonal.generation.checks import check_chooses
     from diagonal.generation.world import Free
 
-    known, script, frames = len(between) + 1, given.actions, given.frames
+    known, script, frames = len(between) + 1, asked.actions, asked.frames
     if script == "model":
         check_chooses(world)
         return Free(between), frames

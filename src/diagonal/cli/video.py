@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """Which diffusion model, and where its parts are."""
+class VideoSource:
+    """Which diffusion model, and where its origin are."""
 
     panel: ClassVar[str] = "Model"
 
@@ -122,7 +122,7 @@ class Denoising:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
+class SamplingOptions:
     """The noise that it starts from."""
 
     panel: ClassVar[str] = "Sampling"
@@ -147,7 +147,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Run:
+class VideoTiming:
     """What one video took: model calls, and seconds from the first one to the last frame, loading not counted."""
 
     calls: int
@@ -164,13 +164,13 @@ class Run:
 @app.command()
 @flat
 def video(
-    parts: Parts,
+    origin: VideoSource,
     computing: Computing,
     shown: Shown,
     fitting: Fitting,
     size: Size,
     denoising: Denoising,
-    drawing: Drawing,
+    drawn: SamplingOptions,
     output: Output,
 ) -> None:
     """Make a video from a prompt with a diffusion model: frames are written as they complete."""
@@ -185,7 +185,7 @@ def video(
     from diagonal.media.video import check_target, enlarge, to_be_seen, writer
 
     # All that can be refused is refused before a large model is loaded.
-    name, source = parts.model, parts.source()
+    name, source = origin.model, origin.source()
     variant = diffusion_variant(find("models", name), name)
     check_target(output.out_path)
     usual = size.height or variant.size[0], size.width or variant.size[1]
@@ -197,7 +197,7 @@ def video(
         image=_image(shown.image, fitting, usual),
         video=_clip(shown, fitting, usual),
         **chosen(denoising, "schedule", "guidance_scale", "num_inference_steps", "keep_sink"),
-        **chosen(shown, "negative_prompt") | chosen(size, "height", "width") | chosen(drawing, "seed"),
+        **chosen(shown, "negative_prompt") | chosen(size, "height", "width") | chosen(drawn, "seed"),
         **chosen(output, "decoder", "capture") | _preset(denoising.preset),
     )
     _check(name, variant, source, computing, request)
@@ -292,7 +292,7 @@ def _clip(shown: Shown, fitting: Fitting, size: tuple[int, int]) -> VideoArray |
     return fitting.fit(clip if asked is None else clip[-asked:], size)
 
 
-def _run(session: Session, given: int, write: Callable[[VideoArray], object]) -> Run:
+def _run(session: Session, given: int, write: Callable[[VideoArray], object]) -> VideoTiming:
     """Consume a session with a progress bar. Its first chunk brings the given frames too."""
     calls, written, first = 0, 0, 0.0
     start = time.perf_counter()
@@ -306,7 +306,7 @@ def _run(session: Session, given: int, write: Callable[[VideoArray], object]) ->
             new = written - given
             note = f"{new / seconds:.1f} FPS"
             progress.update(task, description=f"chunk {chunk.index + 1}", completed=new, note=note)
-    return Run(calls, written - given, given, time.perf_counter() - start, 1000 * first)
+    return VideoTiming(calls, written - given, given, time.perf_counter() - start, 1000 * first)
 
 
 def _facts(request: Request, preset: str | None) -> dict[str, Any]:
@@ -318,7 +318,7 @@ def _facts(request: Request, preset: str | None) -> dict[str, Any]:
     return {"preset": name, "schedule": schedule, "seed": request.seed, "decoder": request.decoder}
 
 
-def _print(run: Run, shared: dict[str, Any], session: Session) -> None:
+def _print(run: VideoTiming, shared: dict[str, Any], session: Session) -> None:
     table = Table("model calls", "new frames", "seconds", "FPS", "first chunk", box=None)
     numbers = f"{run.calls}", f"{run.frames}", f"{run.seconds:.2f}", f"{run.frames / run.seconds:.2f}"
     table.add_row(*numbers, f"{run.first_chunk_ms:.0f} ms")
