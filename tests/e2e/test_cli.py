@@ -202,7 +202,10 @@ sys.stderr.write(" ".join(name for name in {HEAVY!r} if name in sys.modules))
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--help"], ["plan", "models", "convert", "generate", "record", "train", "finetune", "evaluate", "bench"]),
+        (
+            ["--help"],
+            ["plan", "models", "convert", "generate", "video", "record", "train", "finetune", "evaluate", "bench"],
+        ),
         (
             ["plan", "--help"],
             [
@@ -222,6 +225,9 @@ sys.stderr.write(" ".join(name for name in {HEAVY!r} if name in sys.modules))
         (["models", "--help"], ["--json"]),
         (["convert", "--help"], ["--model", "--weights", "--tokenizer", "--dtype", "--out", "--json"]),
         (["generate", "--help"], ["--model", "--weights", "--prompt", "--actions", "--frames", "--compare", "--out"]),
+        (["video", "--help"], ["--model", "--prompt", "--prompt-frames", "--preset", "--num-frames", "--capture"]),
+        (["distill", "--help"], ["--teacher", "--prompts", "--method", "--schedule", "--plan", "--recipe"]),
+        (["--version"], ["diagonal"]),
         (["record", "--help"], ["--world", "--scenario", "--frames", "--seed", "--workers", "--episode-frames"]),
         (["train", "--help"], ["all", "tokenizer", "judge", "world"]),
         (["train", "all", "--help"], ["--recipe", "--lpips", "--device", "--workers", "--tensorboard", "--json"]),

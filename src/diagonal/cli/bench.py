@@ -81,7 +81,7 @@ class WorldsMeasured:
     compare: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            help="Two settings that take turns: 'schedule=raster' 'schedule=diagonal:k=1', 'dtype=...', 'quantize=...'."
+            help="Two settings, run alternately: 'schedule=raster' 'schedule=window:s=8', 'dtype=...', 'quantize=...'."
         ),
     ] = None
     picture: Annotated[Path | None, typer.Option(help="Also draw speed-up against steps into this PNG.")] = None
@@ -154,8 +154,8 @@ def _bench_worlds(
     name = source.model
     if measuring.frames is not None:
         checks.token_frames(checks.Unloaded.of(name, token_variant(find("models", name), name)), measuring.frames)
-    numbers = chosen(measuring, "frames", "repeat", "warmup") | chosen(worlds, "known", "steps", "batch")
-    settings = Settings(**numbers, tokenizer=not worlds.no_tokenizer)
+    sizes = chosen(measuring, "frames", "repeat", "warmup") | chosen(worlds, "known", "steps", "batch")
+    settings = Settings(**sizes, tokenizer=not worlds.no_tokenizer)
     loaded = _Worlds(source, computing.device)
     made = _cases(groups, loaded)
     if worlds.compile_tokenizer:
@@ -184,7 +184,7 @@ class _Setting:
 
 
 def _groups(schedules: list[str], computing: Computing, compare: tuple[str, str] | None) -> list[list[_Setting]]:
-    """Settings of the cases: those of a group take turns, the groups follow each other."""
+    """Settings of the cases: those of a group are run alternately, the groups follow each other."""
     settings = [_Setting(schedule, computing.dtype, computing.quantize or "none") for schedule in schedules]
     if compare is None:
         return [[setting] for setting in settings]
@@ -206,14 +206,14 @@ def _pairs(text: str) -> dict[str, str]:
 
 @dataclass
 class _Worlds:
-    """Worlds of one model in several kinds of numbers, each loaded when it is first asked for."""
+    """One model in several dtypes and quantizations, each loaded when it is first asked for."""
 
     source: WorldSource
     device: str
     worlds: dict[tuple[str, str], World] = field(default_factory=dict)
 
     def get(self, dtype: str, quantize: str) -> World:
-        """The world in these numbers."""
+        """The world in this dtype and quantization."""
         from diagonal.catalog.names import find
         from diagonal.catalog.variants import token_variant
 
@@ -237,7 +237,7 @@ class _Worlds:
 
 
 def _cases(groups: list[list[_Setting]], worlds: _Worlds) -> list[list[Case]]:
-    """The cases, with one world for each kind of numbers."""
+    """The cases, with one world for each dtype and quantization."""
     from diagonal.checkpoints.quantize import check
     from diagonal.evaluation.speed.machine import Clock
     from diagonal.evaluation.speed.world import Case
@@ -269,37 +269,38 @@ def _measure(groups: list[list[Case]], settings: Settings) -> list[dict[str, Any
 
 
 def _compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """How many times as fast the second is: over all, and in each round."""
-    rounds = zip(first["mean_ms_by_repeat"], second["mean_ms_by_repeat"], strict=True)
+    """How many times as fast the second is: over all, and in each repeat."""
+    repeats = zip(first["mean_ms_by_repeat"], second["mean_ms_by_repeat"], strict=True)
     steps = first["steps"] / second["steps"]
-    return {"speedup": second["fps"] / first["fps"], "speedup_by_repeat": [steps * one / two for one, two in rounds]}
+    return {"speedup": second["fps"] / first["fps"], "speedup_by_repeat": [steps * one / two for one, two in repeats]}
 
 
 def _print(result: dict[str, Any]) -> None:
-    from diagonal.media.draw import numbers
+    from diagonal.media.draw import numbers as kind
 
     cases = result["cases"]
-    dtypes = set(map(numbers, cases))
+    dtypes = set(map(kind, cases))
     known = columns(COLUMNS, cases)
     table = Table("schedule", *known, box=None, padding=(0, 1, 0, 0))
     table.columns[0].no_wrap = True
     for case in cases:
-        name = case["schedule"] if len(dtypes) == 1 else f"{case['schedule']} {numbers(case)}"
+        name = case["schedule"] if len(dtypes) == 1 else f"{case['schedule']} {kind(case)}"
         cells = [(case[field], form) for field, form in known.values()]
         table.add_row(name, *("" if value is None else form.format(value) for value, form in cells))
     out.print(table)
     if "compare" in result:
         speedups = result["compare"]["speedup_by_repeat"]
-        span = f"{min(speedups):.2f} to {max(speedups):.2f} over {len(speedups)} rounds"
+        span = f"{min(speedups):.2f} to {max(speedups):.2f} over {len(speedups)} repeats"
         out.print(f"the second is {result['compare']['speedup']:.2f} times as fast as the first ({span})")
     for case in cases:
         if "greedy_agreement" in case:
             said = f"{case['greedy_agreement']:.1%} of {case['agreement_positions']} most likely tokens are those of"
-            out.print(f"{numbers(case)}: {said} {case['dtype']} weights (KL {case['agreement_kl']:.1e} nats)")
+            out.print(f"{kind(case)}: {said} {case['dtype']} weights (KL {case['agreement_kl']:.1e} nats)")
     one = cases[0]
+    clips = f" of {one['batch']} clips" if one.get("batch", 1) > 1 else ""
     out.print(
         f"{one['model']}, {one['parameters']:,} parameters, {one['weights']} weights, {' and '.join(sorted(dtypes))}; "
-        f"{one['frames']} new frames, {one['known']} token frames known; {one['device']}, "
+        f"{one['frames']} new frames{clips}, {one['known']} token frames known; {one['device']}, "
         f"{one['bandwidth_gbs']:.0f} GB/s, PyTorch {one['torch']}, diagonal {one['commit']}"
         + ("" if one["peak_gb"] is None else f"; peak {max(case['peak_gb'] for case in cases):.2f} GB"),
         markup=False,

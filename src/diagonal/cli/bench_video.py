@@ -93,7 +93,7 @@ def bench_video(
 
 
 def columns(forms: dict[str, tuple[str, str]], cases: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
-    """The columns of a table for which these cases have numbers."""
+    """The columns of a table for which these cases have values."""
     return {head: (field, form) for head, (field, form) in forms.items() if any(field in case for case in cases)}
 
 

@@ -84,7 +84,7 @@ def convert(published: Published, world: WorldParts, video: VideoParts, target: 
         made.save_pretrained(out_path, wanted, lambda done, total: progress.update(task, completed=done, total=total))
     written = files(out_path)
     dtypes = {str(wanted or tensor.dtype).removeprefix("torch.") for tensor in tensors}
-    numbers = {
+    result = {
         "model": model,
         "out": str(out_path),
         "files": [file.name for file in written],
@@ -93,10 +93,10 @@ def convert(published: Published, world: WorldParts, video: VideoParts, target: 
         "dtype": ", ".join(sorted(dtypes)),
     }
     if target.as_json:
-        print_json(numbers)
+        print_json(result)
         return
-    table = Table("model", "files", "parameters", "GB", "numbers", box=None)
-    size = f"{numbers['bytes'] / 1e9:.2f}"
-    table.add_row(model, f"{len(written)}", f"{numbers['parameters']:,}", size, f"{numbers['dtype']}")
+    table = Table("model", "files", "parameters", "GB", "dtype", box=None)
+    size = f"{result['bytes'] / 1e9:.2f}"
+    table.add_row(model, f"{len(written)}", f"{result['parameters']:,}", size, f"{result['dtype']}")
     out.print(table)
     out.print(f"in {out_path}; load it with --weights {out_path}", markup=False)

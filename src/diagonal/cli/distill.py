@@ -137,19 +137,19 @@ def _run(options: Options, output: Output) -> None:
     follow([*before, stage], lines, output.tensorboard)
     shared: Line = {"model": job.model, "method": options.method.method, "teacher": str(job.teacher)}
     shared |= {"batch": job.batch, "schedule": spec(job.method.preset.schedule), "prompts": len(found.texts)}
-    numbers = shared | {"seconds": time.perf_counter() - start} | stage.result()
+    result = shared | {"seconds": time.perf_counter() - start} | stage.result()
     if output.as_json:
-        print_json(numbers)
+        print_json(result)
     else:
-        _print(numbers)
+        _print(result)
 
 
-def _print(numbers: Line) -> None:
-    table = Table("steps", "loss", *(name for name in TERMS if name in numbers), "seconds", box=None)
-    values = [f"{numbers[name]:.4f}" for name in ("loss", *TERMS) if name in numbers]
-    table.add_row(f"{numbers['steps']}", *values, f"{numbers['seconds']:.1f}")
+def _print(result: Line) -> None:
+    table = Table("steps", "loss", *(name for name in TERMS if name in result), "seconds", box=None)
+    values = [f"{result[name]:.4f}" for name in ("loss", *TERMS) if name in result]
+    table.add_row(f"{result['steps']}", *values, f"{result['seconds']:.1f}")
     out.print(table)
-    out.print(f"the student of {numbers['model']} ({numbers['schedule']}) is in {numbers['out']}", markup=False)
+    out.print(f"the student of {result['model']} ({result['schedule']}) is in {result['out']}", markup=False)
 
 
 def _plan(options: Options, tflops: float | None, as_json: bool) -> None:
@@ -168,8 +168,8 @@ def _plan(options: Options, tflops: float | None, as_json: bool) -> None:
         part = at_once(batch, gpus, training.accumulate)
         one = predict(variant, method, tokens, part, rate)
         whole = spread(one.steps, state_bytes(one.parameters), method.critic_steps, batch, gpus)
-        turns = -(-training.steps // (method.critic_steps + 1))
-        found[gpus] = one.numbers() | asdict(whole) | {"samples_at_once": part, "run_h": turns * whole.turn_s / 3600}
+        cycles = -(-training.steps // (method.critic_steps + 1))
+        found[gpus] = one.numbers() | asdict(whole) | {"samples_at_once": part, "run_h": cycles * whole.turn_s / 3600}
     shared: Line = {"model": model, "method": options.method.method, "steps": training.steps, "tflops": rate}
     if as_json:
         print_json(shared | {"plans": list(found.values())})
@@ -192,7 +192,7 @@ def _print_plan(shared: Line, found: Mapping[int, Line]) -> None:
         "activations": ("activations_gb", "{:.1f} GB"),
         "cache, and what gradients need of it": ("cache_gb", "{:.1f} GB"),
         "together": ("peak_gb", "{:.1f} GB"),
-        "a turn of the batch": ("turn_s", "{:.0f} s"),
+        "a generator step with its critic steps": ("turn_s", "{:.0f} s"),
         f"{shared['steps']} steps": ("run_h", "{:.1f} h"),
     }
     for name, (key, form) in rows.items():
@@ -211,10 +211,10 @@ def _recipe(name: str, output: Output) -> None:
     lines = staged.make(folder, check_device(output.device), output.lpips)
     follow(stages, lines, output.tensorboard)
     trained = [stage.result() for stage in stages if (stage.folder / "curve.jsonl").is_file()]
-    numbers = {"recipe": name, "seconds": time.perf_counter() - start, "out": str(folder), "stages": trained}
+    result = {"recipe": name, "seconds": time.perf_counter() - start, "out": str(folder), "stages": trained}
     if output.as_json:
-        print_json(numbers)
+        print_json(result)
         return
     for one in trained:
         out.print(f"{one['stage']}: {one['steps']} steps, loss {one['loss']:.4f}, in {one['out']}", markup=False)
-    out.print(f"recipe {name}, {numbers['seconds']:.1f} s", markup=False)
+    out.print(f"recipe {name}, {result['seconds']:.1f} s", markup=False)

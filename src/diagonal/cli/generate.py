@@ -76,7 +76,7 @@ class ClipTiming:
     tokens: int  # of these frames
     seconds: float
 
-    def numbers(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """The fields, and rates from them."""
         rates = {"fps": self.frames / self.seconds, "tokens_per_second": self.tokens / self.seconds}
         return asdict(self) | {"ms_per_frame": 1000 * self.seconds / self.frames} | rates
@@ -134,7 +134,7 @@ def generate(
     shared: dict[str, Any] = {"model": name, "weights": world.weights, "quantize": world.quantized or "none"}
     shared |= {"seed": drawn.seed, "out": output.out_path}
     if output.as_json:
-        print_json(shared | runs[0].numbers() | _compared(runs))
+        print_json(shared | runs[0].report() | _compared(runs))
     elif output.out_path != "-":
         _print_runs(runs, shared)
 
@@ -203,7 +203,7 @@ def _write_compared(world: World, streams: list[tuple[Order, Stream]], look: Loo
 def _compared(runs: list[ClipTiming]) -> dict[str, Any]:
     if len(runs) == 1:
         return {}
-    return {"compare": runs[1].numbers(), "speedup": runs[1].seconds / runs[0].seconds}
+    return {"compare": runs[1].report(), "speedup": runs[1].seconds / runs[0].seconds}
 
 
 def _print_runs(runs: list[ClipTiming], shared: dict[str, Any]) -> None:
@@ -211,9 +211,9 @@ def _print_runs(runs: list[ClipTiming], shared: dict[str, Any]) -> None:
     table = Table(*columns, *(["speed-up"] if len(runs) > 1 else []), box=None)
     slowest = max(run.seconds for run in runs)
     for run in reversed(runs):
-        numbers = run.numbers()
-        cells = [f"{run.seconds:.2f}", f"{numbers['ms_per_frame']:.0f}", f"{numbers['fps']:.2f}"]
-        cells += [f"{numbers['tokens_per_second']:,.0f}"]
+        report = run.report()
+        cells = [f"{run.seconds:.2f}", f"{report['ms_per_frame']:.0f}", f"{report['fps']:.2f}"]
+        cells += [f"{report['tokens_per_second']:,.0f}"]
         table.add_row(
             run.schedule, f"{run.calls}", *cells, *([f"{slowest / run.seconds:.2f}x"] if len(runs) > 1 else [])
         )

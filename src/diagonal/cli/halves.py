@@ -20,9 +20,9 @@ def command_for(named: str, arguments: list[str]) -> str:
     commands: dict[str, Any] = vars(typer.main.get_command(app))["commands"]
     options = {name: _options(commands[name]) for name in (GENERATE, VIDEO)}
     given = _given(arguments, options[GENERATE] | options[VIDEO])
-    model = given.get("--model")
-    if not model:
+    if "--model" not in given and given.keys() <= options[named].keys():
         return named
+    model = given.get("--model") or options[named]["--model"].default
     from diagonal.catalog.names import find
     from diagonal.catalog.variants import DiffusionVariant
 

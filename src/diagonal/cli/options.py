@@ -110,7 +110,7 @@ def chosen(group: Group, *names: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Computing:
-    """Where and in which numbers a model computes."""
+    """Where and in which dtype a model computes."""
 
     panel: ClassVar[str] = "Model"
 

@@ -105,7 +105,7 @@ def _refuse(options: dict[str, str], names: tuple[str, ...], instead: str) -> No
 def _show(made: Plan, order: Order, memory: dict[str, Any], picture: Path | None, as_json: bool) -> None:
     from diagonal.media.draw import save_plan, wave
 
-    numbers = {
+    result = {
         "grid": str(made.layout.grid),
         "schedule": str(order),
         "steps": len(made.steps),
@@ -117,17 +117,17 @@ def _show(made: Plan, order: Order, memory: dict[str, Any], picture: Path | None
         "speedup": made.speedup,
     }
     if picture is not None:
-        title = f"{order} on {numbers['grid']}: {len(made.steps)} steps, {made.speedup:.1f}x fewer than raster"
+        title = f"{order} on {result['grid']}: {len(made.steps)} steps, {made.speedup:.1f}x fewer than raster"
         save_plan(made, picture, title)
     if as_json:
-        print_json(numbers | memory | ({} if picture is None else {"picture": str(picture)}))
+        print_json(result | memory | ({} if picture is None else {"picture": str(picture)}))
         return
     out.print(wave(made, out.width))
     table = Table("", "", box=None, show_header=False)
     table.add_row("steps", f"{len(made.steps)}")
     table.add_row("tokens decoded", f"{made.tokens}")
-    table.add_row("widest step", f"{numbers['max_width']} tokens decoded, {numbers['max_inputs']} fed")
-    table.add_row("mean width", f"{numbers['mean_width']:.2f} tokens per step")
+    table.add_row("widest step", f"{result['max_width']} tokens decoded, {result['max_inputs']} fed")
+    table.add_row("mean width", f"{result['mean_width']:.2f} tokens per step")
     table.add_row("speed-up over raster", f"{made.speedup:.2f}x fewer steps")
     if memory:
         _add_memory(table, memory, made)
@@ -158,7 +158,7 @@ def _plans(variant: Variant, order: Order, known: int | None, frames: int | None
 
 
 def _memory(variant: Variant, plans: list[Plan], batch: int, dtype: str, card: float | None) -> dict[str, Any]:
-    """The numbers of `diagonal.memory` over all windows, in GB, and which cards they fit."""
+    """The estimate of `generation.memory` over all windows, in GB, and which cards they fit."""
     from diagonal.generation.memory import CARDS, GB, estimate
     from diagonal.generation.world import find_dtype
 

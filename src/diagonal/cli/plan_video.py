@@ -51,21 +51,21 @@ def plan_video(name: str, variant: DiffusionVariant, request: Request, dtype: st
     cached = 0 if how.chunk_frames is None else max(chunk["keys"] for chunk in chunks)
     number = find_dtype(dtype or "bfloat16", "cpu")
     needs = estimate_video(variant, cached, number)
-    parts = {"transformer": needs.transformer, "cache": needs.cache, "text": needs.text, "vae": needs.vae}
-    numbers = {
+    bytes_of = {"transformer": needs.transformer, "cache": needs.cache, "text": needs.text, "vae": needs.vae}
+    result = {
         "model": name,
         "preset": str(request.preset),
         "schedule": spec(how.schedule),
         "frames": request.num_frames,
         "calls": sum(chunk["calls"] for chunk in chunks),
         "dtype": str(number).removeprefix("torch."),
-        **{f"{name}_gb": size / GB for name, size in parts.items()},
+        **{f"{name}_gb": size / GB for name, size in bytes_of.items()},
         "total_gb": needs.total / GB,
     }
     if as_json:
-        print_json(numbers | {"chunks": chunks})
+        print_json(result | {"chunks": chunks})
     else:
-        _print(numbers, chunks)
+        _print(result, chunks)
 
 
 def _chunks(how: Preset, frames: int, tokens: int) -> list[dict[str, Any]]:
@@ -91,21 +91,21 @@ def _chunks(how: Preset, frames: int, tokens: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _print(numbers: dict[str, Any], chunks: list[dict[str, Any]]) -> None:
+def _print(result: dict[str, Any], chunks: list[dict[str, Any]]) -> None:
     table = Table("chunk", "latent frames", "noise levels", "cache", "model calls", "keys seen", box=None)
     for chunk in chunks:
         first, last = chunk["latents"]
         levels = [f"{level:g}" for level in chunk["levels"]]
         shown = ", ".join(levels if len(levels) < 12 else [*levels[:3], "...", levels[-1]])
         context = "last call" if chunk["context"] is None else f"at {chunk['context']:g}"
-        context = context if numbers["cache_gb"] else "none"
+        context = context if result["cache_gb"] else "none"
         counts = f"{chunk['calls']}", f"{chunk['keys']:,}"
         table.add_row(f"{chunk['chunk']}", f"{first}-{last}", shown, context, *counts)
     out.print(table)
-    out.print(f"{numbers['frames']} frames, {numbers['calls']} model calls; {numbers['schedule']}", markup=False)
+    out.print(f"{result['frames']} frames, {result['calls']} model calls; {result['schedule']}", markup=False)
     memory = Table("", "", box=None, show_header=False)
     names = {"transformer": "transformer", "cache": "key/value cache", "text": "keys of the prompt", "vae": "VAE"}
     for key, words in names.items():
-        memory.add_row(words, f"{numbers[f'{key}_gb']:.2f} GB")
-    memory.add_row("together", f"{numbers['total_gb']:.2f} GB in {numbers['dtype']}, and what a call needs for itself")
+        memory.add_row(words, f"{result[f'{key}_gb']:.2f} GB")
+    memory.add_row("together", f"{result['total_gb']:.2f} GB in {result['dtype']}, and what a call needs for itself")
     out.print(memory)

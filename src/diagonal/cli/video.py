@@ -156,7 +156,7 @@ class VideoTiming:
     seconds: float
     first_chunk_ms: float
 
-    def numbers(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """The fields, and the rate of new frames."""
         return asdict(self) | {"fps": self.frames / self.seconds}
 
@@ -211,7 +211,7 @@ def video(
     shared = {"model": name, "weights": model.weights} | _facts(request, denoising.preset)
     shared |= dict(zip(("height", "width"), usual, strict=True)) | {"scale": scale, "out": output.out_path}
     if output.as_json:
-        print_json(shared | run.numbers() | {"changes": [asdict(change) for change in session.changes]})
+        print_json(shared | run.report() | {"changes": [asdict(change) for change in session.changes]})
     elif output.out_path != "-":
         _print(run, shared, session)
 
@@ -320,8 +320,8 @@ def _facts(request: Request, preset: str | None) -> dict[str, Any]:
 
 def _print(run: VideoTiming, shared: dict[str, Any], session: Session) -> None:
     table = Table("model calls", "new frames", "seconds", "FPS", "first chunk", box=None)
-    numbers = f"{run.calls}", f"{run.frames}", f"{run.seconds:.2f}", f"{run.frames / run.seconds:.2f}"
-    table.add_row(*numbers, f"{run.first_chunk_ms:.0f} ms")
+    cells = f"{run.calls}", f"{run.frames}", f"{run.seconds:.2f}", f"{run.frames / run.seconds:.2f}"
+    table.add_row(*cells, f"{run.first_chunk_ms:.0f} ms")
     out.print(table)
     for change in session.changes:
         out.print(f"from chunk {change.applied_at} on: {change.prompt}", markup=False)
