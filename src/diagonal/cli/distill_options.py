@@ -62,8 +62,10 @@ class Method:
         None
     )
     flow_weight: Annotated[float | None, typer.Option(help="Gamma of eq. 12. Default: the method's.")] = None
-    guidance_scale: Annotated[float | None, typer.Option(help="Of the teacher.")] = None
-    critic_alone: Annotated[int | None, typer.Option(min=0, help="Steps of the critic before the first others.")] = None
+    guidance_scale: Annotated[float | None, typer.Option(help="Classifier-free guidance of the teacher.")] = None
+    critic_alone: Annotated[int | None, typer.Option(min=0, help="Critic steps before the first generator step.")] = (
+        None
+    )
     switch: Annotated[float | None, typer.Option(help="How often the prompt changes in long rollouts.")] = None
 
 
@@ -73,9 +75,9 @@ class Videos:
 
     panel: ClassVar[str] = "Videos"
 
-    num_frames: Annotated[int | None, typer.Option(min=1, help="That are scored. Default: the model's.")] = None
-    max_frames: Annotated[int | None, typer.Option(min=1, help="Of a rollout, of which the end is scored.")] = None
-    height: Annotated[int | None, typer.Option(min=1, help="Default: the model's.")] = None
+    num_frames: Annotated[int | None, typer.Option(min=1, help="Frames that are scored. Default: the model's.")] = None
+    max_frames: Annotated[int | None, typer.Option(min=1, help="Longest rollout, of which the end is scored.")] = None
+    height: Annotated[int | None, typer.Option(min=1, help="Of the frames. Default: the model's.")] = None
     width: Annotated[int | None, typer.Option(min=1, help="Likewise.")] = None
 
 
@@ -88,16 +90,18 @@ class Training:
     steps: Annotated[int, typer.Option(min=1, help="Of generator and critic together.")] = 720
     batch: Annotated[int, typer.Option(min=1, help="Samples of a step, of all processes.")] = 64
     accumulate: Annotated[
-        int | None, typer.Option(min=1, help="Parts in which a process takes its samples. Default: one by one.")
+        int | None, typer.Option(min=1, help="Micro-batches of a process and step. Default: one sample each.")
     ] = None
-    lr: Annotated[float | None, typer.Option(help="Default: the method's.")] = None
-    critic_lr: Annotated[float | None, typer.Option(help="Default: the method's.")] = None
+    lr: Annotated[float | None, typer.Option(help="Learning rate. Default: the method's.")] = None
+    critic_lr: Annotated[float | None, typer.Option(help="The critic's. Default: the method's.")] = None
     ema: Annotated[float | None, typer.Option(help="Decay of the averaged student, the result. Default: 0.99.")] = None
-    ema_from: Annotated[int | None, typer.Option(min=0, help="Step. Default: as the released code.")] = None
-    recompute: Annotated[bool, typer.Option(help="Compute activations again instead of keeping them.")] = True
-    seed: Annotated[int, typer.Option(min=0)] = 0
-    log_every: Annotated[int | None, typer.Option(min=1, help="Steps. Default: 10.")] = None
-    save_every: Annotated[int | None, typer.Option(min=1, help="Steps. Default: 100.")] = None
+    ema_from: Annotated[int | None, typer.Option(min=0, help="First averaged step. Default: as the released code.")] = (
+        None
+    )
+    recompute: Annotated[bool, typer.Option(help="Recompute activations (gradient checkpointing).")] = True
+    seed: Annotated[int, typer.Option(min=0, help="Of prompts, noise and batches.")] = 0
+    log_every: Annotated[int | None, typer.Option(min=1, help="Steps between lines of the curve. Default: 10.")] = None
+    save_every: Annotated[int | None, typer.Option(min=1, help="Steps between checkpoints. Default: 100.")] = None
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False
 
 

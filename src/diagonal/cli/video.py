@@ -114,8 +114,8 @@ class Denoising:
     schedule: Annotated[
         str | None, typer.Option(help="Denoising steps of each chunk, such as 4322222. Default: the preset's.")
     ] = None
-    guidance_scale: Annotated[float | None, typer.Option(help="For --preset wan.")] = None
-    num_inference_steps: Annotated[int | None, typer.Option(help="For --preset wan.")] = None
+    guidance_scale: Annotated[float | None, typer.Option(help="Classifier-free guidance, for --preset wan.")] = None
+    num_inference_steps: Annotated[int | None, typer.Option(help="Denoising steps, for --preset wan.")] = None
     keep_sink: Annotated[
         bool | None, typer.Option("--keep-sink/--no-keep-sink", help="A sink keeps the prompt that it had (default).")
     ] = None
