@@ -46,16 +46,16 @@ for line in sys.stdin:
 KILLED = """
 import os, signal, sys
 from diagonal import cli
-from diagonal.training import run
+from diagonal.training import loop
 
-append, step = run._append, int(sys.argv.pop(1))
+append, step = loop._append, int(sys.argv.pop(1))
 
 def last(path, line):
     append(path, line)
     if line["step"] == step:
         os.kill(os.getpid(), signal.SIGKILL)
 
-run._append = last
+loop._append = last
 cli.main()
 """
 

@@ -93,6 +93,10 @@ WORLDS = {
     "no such weights": ([*MCAR, "--quantize", "int3"], "'int3'"),
     "no weights": (["generate", "--model", "mcar/700m"], "mcar/700m needs weights"),
     "nothing to continue": (["generate", "--model", "mcar/700m", "--weights", "x.ckpt"], "give --prompt"),
+    "actions of a world that its checkpoint decides on": (
+        ["generate", "--model", "wham/200m", "--weights", "x.ckpt", "--prompt", "{}/clip.mp4", "--actions", "jump"],
+        "unknown action 'jump'",
+    ),
     "no such start": (["generate", "--start", "moon"], "lamps, gate"),
     "bench of half a token frame": (["bench", "--model", "cosmos/tiny", "--frames", "7"], "makes 8 at a time"),
 }

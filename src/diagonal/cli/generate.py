@@ -13,7 +13,7 @@ from rich.table import Table
 
 from diagonal.cli import app, load_world, out, print_json, progress_bar
 from diagonal.cli.options import Computing, Fitting, Json, RowStarts, WorldSource, chosen, flat
-from diagonal.cli.prompts import PromptOptions, check_computing, prepare
+from diagonal.cli.prompts import PromptOptions, check_asked, check_computing, prepare
 from diagonal.planning.decoding import DEFAULT
 
 if TYPE_CHECKING:
@@ -114,9 +114,11 @@ def generate(
     checks.check_weights(name, variant, source.weights)
     check_computing(computing, KINDS)
     untrained = checks.untrained(variant, source.weights)
-    if variant.fit is None or untrained:  # others have the sizes that their checkpoint says
+    if variant.fit is None or untrained:
         prompt = prepare(checks.Unloaded.of(name, variant), asked, fitting, untrained)
         prompt.check(orders, drawn.seed)
+    else:  # its checkpoint decides on sizes
+        check_asked(checks.Unloaded.of(name, variant), asked, untrained)
     world = load_world(source, computing)
     prompt = prompt or prepare(world, asked, fitting, untrained)
     world = prompt.under(world)

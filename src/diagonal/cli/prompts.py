@@ -106,16 +106,33 @@ def prepare(world: Described, asked: PromptOptions, fitting: Fitting, untrained:
     size = None if asked.size is None else _size(asked.size)
     if size is not None:
         world = checks.Unloaded(world.name, checks.resized(world, *size), world.tokenizer)
-    text = _text(world, asked)
-    actions = cast("ActionSpace", importlib.import_module(f"diagonal.worlds.{world.variant.actions}"))
-    if asked.prompt is not None:
-        clip, between = _read(world, actions, Path(asked.prompt), asked.prompt_frames)
-        clip = fitting.fit(clip, checks.frame_size(world))
-    else:
-        clip, between = _start(world, actions, asked.start, untrained)
+    text, actions = _text(world, asked), _space(world)
+    clip, between = _begin(world, actions, asked, untrained)
+    clip = clip if asked.prompt is None else fitting.fit(clip, checks.frame_size(world))
     checks.check_prompt(world, clip)
     taken, frames = _actions(world, actions, asked, between)
     return Continuation(world, clip, taken, frames, size, text)
+
+
+def check_asked(world: Described, asked: PromptOptions, untrained: bool) -> None:
+    """Refuse what no checkpoint can make right: of worlds whose checkpoint decides on their sizes."""
+    _text(world, asked)
+    actions = _space(world)
+    _, between = _begin(world, actions, asked, untrained)
+    _actions(world, actions, asked, between)
+
+
+def _space(world: Described) -> ActionSpace:
+    return cast("ActionSpace", importlib.import_module(f"diagonal.worlds.{world.variant.actions}"))
+
+
+def _begin(
+    world: Described, actions: ActionSpace, asked: PromptOptions, untrained: bool
+) -> tuple[VideoArray, list[Any]]:
+    """The frames that are continued, as they come, and the actions between them."""
+    if asked.prompt is None:
+        return _start(world, actions, asked.start, untrained)
+    return _read(world, actions, Path(asked.prompt), asked.prompt_frames)
 
 
 def check_computing(computing: Computing, kinds: tuple[str, ...]) -> None:
