@@ -167,19 +167,26 @@ def test_options_of_generate_that_contradict_answer_before_a_model_is_loaded(tmp
 
 # With a model
 
+PROMPT = ("--prompt", "{}/clip.mp4")  # without one, weights of a world without start views are not even read
 RUNS = {
     "unknown family": (["--model", "gpt/2"], ["'gpt/2'", "mcar/tiny"]),
     "unknown variant": (["--model", "mcar/7b"], ["'7b'", "mcar/700m", "mcar/tiny"]),
     "no weights": (["--model", "mcar/700m"], ["mcar/700m needs weights", "microsoft/mineworld", "random"]),
-    "weights nowhere": (["--weights", "nowhere.ckpt"], ["'nowhere.ckpt'", "do not exist", "hub id"]),
-    "weights not on the hub": (["--weights", "nobody/nothing"], ["'nobody/nothing'", "no local path", "hub"]),
-    "missing key": (["--weights", "{}/missing.safetensors"], ["does not fit mcar/tiny", "1 missing", "norm.weight"]),
-    "extra key": (["--weights", "{}/extra.safetensors"], ["does not fit mcar/tiny", "1 unexpected", "surplus"]),
-    "key of no part": (["--weights", "{}/stranger.safetensors"], ["belong to no part", "optimizer.step"]),
-    "wrong shape": (["--weights", "{}/shape.safetensors"], ["norm.weight is (3,), not (64,)"]),
-    "no tokenizer": (["--weights", "{}/model.safetensors"], ["no tokenizer", "--tokenizer"]),
-    "code in a checkpoint": (["--weights", "{}/evil.ckpt"], ["evil.ckpt", "never run"]),
-    "code in a bare pickle": (["--weights", "{}/raw.ckpt"], ["raw.ckpt", "never run"]),
+    "weights nowhere": ([*PROMPT, "--weights", "nowhere.ckpt"], ["'nowhere.ckpt'", "do not exist", "hub id"]),
+    "weights not on the hub": ([*PROMPT, "--weights", "nobody/nothing"], ["'nobody/nothing'", "no local path", "hub"]),
+    "missing key": (
+        [*PROMPT, "--weights", "{}/missing.safetensors"],
+        ["does not fit mcar/tiny", "1 missing", "norm.weight"],
+    ),
+    "extra key": (
+        [*PROMPT, "--weights", "{}/extra.safetensors"],
+        ["does not fit mcar/tiny", "1 unexpected", "surplus"],
+    ),
+    "key of no part": ([*PROMPT, "--weights", "{}/stranger.safetensors"], ["belong to no part", "optimizer.step"]),
+    "wrong shape": ([*PROMPT, "--weights", "{}/shape.safetensors"], ["norm.weight is (3,), not (64,)"]),
+    "no tokenizer": ([*PROMPT, "--weights", "{}/model.safetensors"], ["no tokenizer", "--tokenizer"]),
+    "code in a checkpoint": ([*PROMPT, "--weights", "{}/evil.ckpt"], ["evil.ckpt", "never run"]),
+    "code in a bare pickle": ([*PROMPT, "--weights", "{}/raw.ckpt"], ["raw.ckpt", "never run"]),
     "weights but no prompt": (["--weights", "{}/good"], ["--prompt"]),
     "prompt of another size": (["--prompt", "{}/small.png"], ["(1, 90, 160, 3)", "224", "384", "--resize"]),
     "cut prompt": (["--prompt", "{}/cut.mp4"], ["cut.mp4", "truncated"]),

@@ -203,7 +203,10 @@ sys.stderr.write(" ".join(name for name in {HEAVY!r} if name in sys.modules))
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--help"], ["plan", "models", "convert", "generate", "record", "train", "finetune", "evaluate", "bench"]),
+        (
+            ["--help"],
+            ["plan", "models", "convert", "generate", "video", "record", "train", "finetune", "evaluate", "bench"],
+        ),
         (
             ["plan", "--help"],
             [
@@ -223,6 +226,9 @@ sys.stderr.write(" ".join(name for name in {HEAVY!r} if name in sys.modules))
         (["models", "--help"], ["--json"]),
         (["convert", "--help"], ["--model", "--weights", "--tokenizer", "--dtype", "--out", "--json"]),
         (["generate", "--help"], ["--model", "--weights", "--prompt", "--actions", "--frames", "--compare", "--out"]),
+        (["video", "--help"], ["--model", "--prompt", "--prompt-frames", "--preset", "--num-frames", "--capture"]),
+        (["distill", "--help"], ["--teacher", "--prompts", "--method", "--schedule", "--plan", "--recipe"]),
+        (["--version"], ["diagonal"]),
         (["record", "--help"], ["--world", "--scenario", "--frames", "--seed", "--workers", "--episode-frames"]),
         (["train", "--help"], ["all", "tokenizer", "judge", "world"]),
         (["train", "all", "--help"], ["--recipe", "--lpips", "--device", "--workers", "--tensorboard", "--json"]),
@@ -271,7 +277,8 @@ def test_a_clip_is_continued_with_its_recording(tmp_path, prompt):
     assert frames.shape == (2, *SIZE, 3)
     assert numbers["model"] == "mcar/tiny" and numbers["out"] == "out.mp4"
     assert numbers["schedule"] == "diagonal:k=2,d=10"
-    assert numbers["steps"] == 10 + (14 - 1) * 2 + 24
+    assert numbers["calls"] == 10 + (14 - 1) * 2 + 24
+    assert numbers["tokens_per_second"] == pytest.approx(2 * 14 * 24 / numbers["seconds"])
     assert numbers["frames"] == 2 and numbers["seconds"] > 0
     assert numbers["ms_per_frame"] == pytest.approx(1000 * numbers["seconds"] / 2)
     assert numbers["fps"] == pytest.approx(2 / numbers["seconds"])
@@ -284,7 +291,8 @@ def test_actions_in_words_make_one_frame_each(tmp_path, prompt):
     assert video.read(tmp_path / "clip[bold].mp4").shape == (3, *SIZE, 3)
     for words in ("diagonal:k=1", str(3 * 37), "ms per frame", "FPS", "3 frames of mcar/tiny (random weights)"):
         assert words in text
-    assert "in clip[bold].mp4" in text
+    assert "in clip[bold].mp4" in text and "tokens per s" in text
+    assert "speed-up" not in text  # of one schedule over itself
 
 
 def test_the_command_makes_the_clip_the_library_makes(tmp_path, prompt, world):
@@ -324,7 +332,7 @@ def test_quantised_weights_make_the_clip_the_library_makes(tmp_path, plain, kind
 
 def test_two_schedules_are_compared_side_by_side(tmp_path, world, plain):
     numbers, frames = generate(tmp_path, "--frames", "1", "--compare", "raster")
-    assert (numbers["steps"], numbers["compare"]["steps"]) == (37, 14 * 24)
+    assert (numbers["calls"], numbers["compare"]["calls"]) == (37, 14 * 24)
     assert (numbers["schedule"], numbers["compare"]["schedule"]) == ("diagonal:k=1", "raster")
     assert numbers["compare"].keys() >= {"frames", "seconds", "ms_per_frame", "fps"}
     assert numbers["speedup"] == pytest.approx(numbers["compare"]["seconds"] / numbers["seconds"])

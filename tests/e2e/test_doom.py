@@ -74,7 +74,7 @@ def test_generate_without_arguments_plays_it(tmp_path: Path) -> None:
     numbers = json.loads(done.stdout)
     assert numbers["model"] == "doom" and numbers["weights"] == "embedded"
     assert numbers["frames"] == len(vizdoom.parse(vizdoom.SCRIPT))
-    assert numbers["steps"] == 27 * numbers["frames"]
+    assert numbers["calls"] == 27 * numbers["frames"]
     clip = diagonal.media.video.read(tmp_path / "out.mp4")
     assert clip.shape == (numbers["frames"], 288, 384, 3)  # three times as large, to be seen
 

@@ -72,13 +72,11 @@ def test_a_stream_without_end_goes_on_past_its_window(model: VideoModel) -> None
 
 
 def test_the_command_needs_nothing_but_a_prompt(tmp_path: Path, forked) -> None:
-    numbers = numbers_of(
-        forked(tmp_path, "generate", "--model", "doom-t2v", "--json", "--prompt", SAID, "--out", "a.mp4")
-    )
+    numbers = numbers_of(forked(tmp_path, "video", "--json", "--prompt", SAID, "--out", "a.mp4"))
     assert (
         numbers["scale"] == 3
         and numbers["weights"] == "embedded"
         and numbers["frames"] == 41
-        and numbers["forwards"] == 17
+        and numbers["calls"] == 17
     )
     assert video.read(tmp_path / "a.mp4").shape == (41, 288, 384, 3)  # three times as large, to be seen

@@ -48,7 +48,7 @@ def test_a_clip_is_continued_behind_its_last_nine_frames(tmp_path: Path, clip: P
     arguments = ["--model", "cosmos/tiny", "--prompt", str(clip), "--crop", "--schedule", "diagonal:k=2,d=2"]
     numbers, frames = generate(tmp_path, *arguments)
     assert frames.shape == (24, 64, 96, 3) and numbers["frames"] == 24
-    assert numbers["steps"] == 2 * 2 + 3 * 2 + 6
+    assert numbers["calls"] == 2 * 2 + 3 * 2 + 6
     numbers, frames = generate(tmp_path, *arguments, "--prompt-frames", "1", "--frames", "40", "--size", "32x48")
     assert frames.shape == (40, 32, 48, 3)
 
@@ -104,10 +104,10 @@ def test_a_recorded_clip_brings_its_actions_and_the_model_goes_on_by_itself(tmp_
     arguments = ["--model", "wham/tiny", "--prompt", "clip.npz", "--prompt-frames", "3"]
     numbers, frames = generate(tmp_path, *arguments, "--actions", "model", "--frames", "2")
     assert frames.shape == (2, 90, 150, 3)
-    assert numbers["steps"] == 2 * (8 + 15 + 16)
+    assert numbers["calls"] == 2 * (8 + 15 + 16)
     np.savez(tmp_path / "actions.npz", actions=np.tile([1] + [0] * 11 + [5] * 4, (6, 1)))
     numbers, frames = generate(tmp_path, *arguments, "--actions", "actions.npz", "--frames", "3")
-    assert len(frames) == 3 and numbers["steps"] == 3 * (8 + 15)
+    assert len(frames) == 3 and numbers["calls"] == 3 * (8 + 15)
 
 
 def test_a_mark_stands_in_every_frame_where_a_model_asks_for_it() -> None:

@@ -22,7 +22,7 @@ from tests.conftest import golden
 from tests.e2e.conftest import ENVIRONMENT, numbers_of
 
 SMALL = ("--height", "32", "--width", "48", "--dtype", "float32")
-MODEL = ("generate", "--model", "wan/tiny", *SMALL)
+MODEL = ("video", "--model", "wan/tiny", *SMALL)
 
 
 def encoded(frames: Any, folder: Path) -> Any:
@@ -50,8 +50,9 @@ def test_a_prompt_becomes_an_mp4_and_the_numbers_say_how(tmp_path: Path, forked)
         "height": 32,
         "width": 48,
         "scale": 1,
-        "forwards": 3 + 2 + 2 + 1,
+        "calls": 3 + 2 + 2 + 1,
         "frames": 33,
+        "given_frames": 0,
         "out": "cat.mp4",
         "changes": [{"prompt": "a blue dog", "requested_at": 0, "applied_at": 2}],
     }
@@ -72,23 +73,52 @@ def test_a_picture_begins_the_video_and_what_was_made_is_shown(tmp_path: Path, f
     done = forked(tmp_path, *MODEL, *arguments)
     assert done.returncode == 0, done.stderr
     assert len(video.read(tmp_path / "out.mp4")) == 13
-    assert "13 frames of wan/tiny (random weights) in out.mp4; diagonal-distillation" in done.stdout
+    assert "12 frames of wan/tiny (random weights) behind 1 given in out.mp4; diagonal-distillation" in done.stdout
 
 
 def test_a_clip_goes_on_and_the_teacher_has_guidance(tmp_path: Path, forked) -> None:
     with video.writer(tmp_path / "clip.mp4", 16) as file:
         file.write(np.full((5, 32, 48, 3), 90, np.uint8))
-    assert (
-        numbers_of(
-            forked(tmp_path, *MODEL, "--json", "--prompt", "a cat", "--video", "clip.mp4", "--num-frames", "17")
-        )["frames"]
-        == 17
-    )
+    clip = ("--prompt", "a cat", "--video", "clip.mp4", "--num-frames", "17")
+    numbers = numbers_of(forked(tmp_path, *MODEL, "--json", *clip))
+    # What was given is in the file, but it was not made.
+    assert (numbers["frames"], numbers["given_frames"], len(video.read(tmp_path / "out.mp4"))) == (12, 5, 17)
+    assert numbers["fps"] == pytest.approx(12 / numbers["seconds"])
     arguments = ["--preset", "wan", "--num-inference-steps", "2", "--guidance-scale", "3", "--num-frames", "9"]
     numbers = numbers_of(
         forked(tmp_path, *MODEL, "--json", "--prompt", "a cat", "--negative-prompt", "a dog", *arguments)
     )
-    assert (numbers["forwards"], numbers["schedule"]) == (4, "teacher:steps=2,shift=8.0")
+    assert (numbers["calls"], numbers["schedule"]) == (4, "teacher:steps=2,shift=8.0")
+
+
+def test_a_clip_that_does_not_divide_is_trimmed_to_its_last_frames(tmp_path: Path, forked) -> None:
+    with video.writer(tmp_path / "clip.mp4", 16) as file:
+        for index in range(12):
+            file.write(np.full((32, 48, 3), 20 * index, np.uint8))
+    clip = ("--prompt", "a cat", "--video", "clip.mp4", "--num-frames", "21")
+    done = forked(tmp_path, *MODEL, *clip)
+    assert done.returncode == 2 and "12 frames given" in done.stderr and "9 or 13" in done.stderr
+    assert "--prompt-frames 9" in done.stderr
+    for count, words in (("10", "9 or 13"), ("13", "clip.mp4 has 12 frames; --prompt-frames asks for 13")):
+        done = forked(tmp_path, *MODEL, *clip, "--prompt-frames", count)
+        assert done.returncode == 2 and words in done.stderr
+    numbers = numbers_of(forked(tmp_path, *MODEL, "--json", *clip, "--prompt-frames", "9"))
+    assert (numbers["frames"], numbers["given_frames"]) == (12, 9)
+    trimmed = video.read(tmp_path / "out.mp4")
+    with video.writer(tmp_path / "last.mp4", 16) as file:
+        file.write(video.read(tmp_path / "clip.mp4")[-9:])
+    numbers_of(forked(tmp_path, *MODEL, "--json", *clip[:2], "--video", "last.mp4", *clip[4:]))
+    assert np.abs(video.read(tmp_path / "out.mp4").astype(int) - trimmed).mean() < 1
+
+
+def test_the_call_from_before_still_works_and_names_its_command(tmp_path: Path, forked) -> None:
+    old = ("generate", *MODEL[1:], "--prompt", "a red cat", "--num-frames", "9", "--json")
+    done = forked(tmp_path, *old)
+    assert json.loads(done.stdout)["frames"] == 9 and len(video.read(tmp_path / "out.mp4")) == 9
+    assert "`diagonal video --model wan/tiny ...`" in done.stderr
+    assert "diagonal video" not in forked(tmp_path, *MODEL, *old[-5:]).stderr
+    done = forked(tmp_path, "video", "--model=mcar/tiny", "--prompt", "a red cat")
+    assert done.returncode == 2 and "mcar/tiny is a token world; write `diagonal generate" in done.stderr
 
 
 def test_a_yaml_file_and_embeddings_from_a_file(tmp_path: Path, forked) -> None:
@@ -100,7 +130,7 @@ def test_a_yaml_file_and_embeddings_from_a_file(tmp_path: Path, forked) -> None:
     arguments = ["--prompt-embeds", "words.safetensors", "--preset", "family.yaml", "--num-frames", "9"]
     done = forked(tmp_path, *MODEL, "--json", *arguments)
     assert done.returncode == 0, done.stderr
-    assert "family.yaml also gives guidance_scale" in done.stderr and json.loads(done.stdout)["forwards"] == 3
+    assert "family.yaml also gives guidance_scale" in done.stderr and json.loads(done.stdout)["calls"] == 3
 
 
 def test_the_video_streams_to_stdout(tmp_path: Path) -> None:
@@ -141,6 +171,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--prompt-at", "dog"], "is not CHUNK:text"),
         (["--prompt-at", "1:a", "--prompt-at", "1:b"], "names chunk 1 twice"),
         (["--temperature", "0", "--start", "hall"], "--start, --temperature cannot go with wan/tiny"),
+        (["--vae", "none"], "it is what decodes to frames"),
+        (["--prompt-frames", "5"], "--prompt-frames 5 needs --video"),
+        (["--prompt", "{}/vae.pth"], "--image or --video begins with a file. If it is the text, write a space before"),
         (["--image", "nowhere.png"], "nowhere.png does not exist"),
         (["--out", "cat.gif"], "the name must end in"),
     ],
@@ -162,7 +195,7 @@ def test_token_models_take_no_options_of_diffusion_models(tmp_path: Path, forked
 def test_a_plan_shows_the_chunks_and_the_memory(tmp_path: Path, forked) -> None:
     arguments = ("plan", "--model", "wan/1.3b", "--schedule", "4322222", "--num-frames", "81")
     numbers = json.loads(forked(tmp_path, *arguments, "--json").stdout)
-    assert [chunk["forwards"] for chunk in numbers["chunks"]] == [4, 3, 2, 2, 2, 2, 2] and numbers["forwards"] == 17
+    assert [chunk["calls"] for chunk in numbers["chunks"]] == [4, 3, 2, 2, 2, 2, 2] and numbers["calls"] == 17
     assert [chunk["keys"] for chunk in numbers["chunks"]] == [4680, 9360, 14040] + [18720] * 4
     assert numbers["chunks"][0]["levels"] == [1000, 933, 733, 357] and numbers["chunks"][0]["latents"] == [0, 2]
     assert round(numbers["cache_gb"], 2) == 3.45 and round(numbers["transformer_gb"], 2) == 2.84

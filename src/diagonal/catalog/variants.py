@@ -146,3 +146,10 @@ def token_variant(found: Variant | DiffusionVariant, name: str) -> Variant:
     if isinstance(found, DiffusionVariant):
         raise ValueError(f"{name} denoises latents and has no tokens; this needs a token model, such as mcar/tiny")
     return found
+
+
+def diffusion_variant(found: Variant | DiffusionVariant, name: str) -> DiffusionVariant:
+    """A diffusion model, where nothing else will do."""
+    if isinstance(found, Variant):
+        raise ValueError(f"{name} is a token world; this needs a diffusion model, such as wan/tiny")
+    return found

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich.table import Table
 
-from diagonal.cli import Device, Json, Lpips, app, load_world, make_order, out, print_json, progress_bar
-from diagonal.planning.plan import StandIn
+from diagonal.cli import app, load_world, out, print_json, progress_bar
+from diagonal.cli.options import Computing, Device, Json, Lpips, WorldSource, flat
+from diagonal.planning.plan import Order
 
 if TYPE_CHECKING:
     from diagonal.evaluation.report import Row
     from diagonal.evaluation.rollouts import Clips, Judges
     from diagonal.generation.world import World
-    from diagonal.planning.plan import Order
 
-Schedules = Annotated[list[str], typer.Option("--schedule", help="As for generate; give it again for more rows.")]
-DEFAULT = ["raster", "diagonal:k=1"]
+DEFAULT = ("raster", "diagonal:k=1")
 HEADINGS = {  # of report.COLUMNS, short enough for a terminal
     "psnr": "PSNR",
     "lpips": "LPIPS",
@@ -35,46 +34,73 @@ HEADINGS = {  # of report.COLUMNS, short enough for a terminal
 DRIFT = 8  # frames that the line of each row names
 
 
-@app.command()
-def evaluate(
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """What is continued."""
+
+    panel: ClassVar[str] = "Clips"
+
     data: Annotated[
         Path | None, typer.Option(help="A held-out recording: the folder of its shards. Default: played now.")
-    ] = None,
-    judge: Annotated[str | None, typer.Option(help="Weights of the judge. Default: the shipped ones.")] = None,
-    model: Annotated[str, typer.Option(help="A name from `diagonal models`.")] = "doom",
-    weights: Annotated[str | None, typer.Option(help="Checkpoint file, folder or hub id; 'random' for none.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Checkpoint of the tokenizer, if it is apart.")] = None,
-    lpips: Lpips = None,
-    schedule: Schedules = DEFAULT,
-    clips: Annotated[int, typer.Option(min=1, help="Held-out clips, spread over the recording.")] = 256,
-    seeds: Annotated[int, typer.Option(min=1, help="Times that each clip is generated.")] = 3,
-    context: Annotated[int, typer.Option(min=1, help="True frames that are given.")] = 4,
-    frames: Annotated[int, typer.Option(min=1, help="Frames that are generated and measured.")] = 12,
-    device: Device = "cpu",
-    out_path: Annotated[Path | None, typer.Option("--out", help="Folder for table.md, table.json, sheet.png.")] = None,
-    as_json: Json = False,
-) -> None:
+    ] = None
+    clips: Annotated[int, typer.Option(min=1, help="Held-out clips, spread over the recording.")] = 256
+    seeds: Annotated[int, typer.Option(min=1, help="Times that each clip is generated.")] = 3
+    context: Annotated[int, typer.Option(min=1, help="True frames that are given.")] = 4
+    frames: Annotated[int, typer.Option(min=1, help="Frames that are generated and measured.")] = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """What is compared, and by which networks."""
+
+    panel: ClassVar[str] = "Measuring"
+
+    schedule: Annotated[
+        list[str] | None,
+        typer.Option(help=f"As for generate; give it again for more rows. Default: {' and '.join(DEFAULT)}."),
+    ] = None
+    judge: Annotated[str | None, typer.Option(help="Weights of the judge. Default: the shipped ones.")] = None
+    lpips: Lpips = None
+    device: Device = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where the result goes."""
+
+    panel: ClassVar[str] = "Output"
+
+    out_path: Annotated[Path | None, typer.Option("--out", help="Folder for table.md, table.json, sheet.png.")] = None
+    as_json: Json = False
+
+
+@app.command()
+@flat
+def evaluate(source: WorldSource, held_out: HeldOut, compared: Compared, output: Output) -> None:
     """Generate held-out clips again under each schedule, and measure them."""
-    orders = [make_order(spec, StandIn.PREVIOUS_FRAME, True) for spec in schedule]
+    orders = [Order.of(spec) for spec in compared.schedule or DEFAULT]
     from diagonal.checkpoints import ASSETS
     from diagonal.evaluation import report, sweep
     from diagonal.evaluation.rollouts import cut
     from diagonal.training.data.recordings import frames as read_frames
 
-    sweep.check_actions(model)
-    world = load_world(model, weights, tokenizer, device)
-    judges = _judges(ASSETS / "judge" if judge is None else judge, lpips, device)
+    sweep.check_actions(source.model)
+    device, clips, context, frames = compared.device, held_out.clips, held_out.context, held_out.frames
+    judges = _judges(ASSETS / "judge" if compared.judge is None else compared.judge, compared.lpips, device)
+    world = load_world(source, Computing(device=device, dtype="float32"))
     with ExitStack() as stack:
-        folder = data or _play(Path(stack.enter_context(TemporaryDirectory())), clips)
+        folder = held_out.data or _play(Path(stack.enter_context(TemporaryDirectory())), clips)
         chosen = cut(read_frames(folder, world.size, device), clips, context, frames)
-    rows = _measure(world, orders, chosen, judges, seeds)
-    extra: dict[str, Any] = {"model": model, "weights": world.weights, "data": str(data or "played"), "clips": clips}
-    extra |= {"seeds": seeds, "context": context, "frames": frames}
+    rows = _measure(world, orders, chosen, judges, held_out.seeds)
+    data = str(held_out.data or "played")
+    extra: dict[str, Any] = {"model": source.model, "weights": world.weights, "data": data, "clips": clips}
+    extra |= {"seeds": held_out.seeds, "context": context, "frames": frames}
     extra["lpips_differences"] = report.plain(dict(sweep.differences(rows)))
-    if out_path is not None:
-        sweep.write(rows, chosen, out_path, extra)
-    if as_json:
-        print_json(report.content(rows, extra | ({} if out_path is None else {"out": str(out_path)})))
+    if output.out_path is not None:
+        sweep.write(rows, chosen, output.out_path, extra)
+    if output.as_json:
+        place = {} if output.out_path is None else {"out": str(output.out_path)}
+        print_json(report.content(rows, extra | place))
     else:
         _print(rows, extra)
 

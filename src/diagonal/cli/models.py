@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from diagonal.cli import Json, app, err, out, print_json
+from diagonal.cli import app, err, out, print_json
+from diagonal.cli.options import Json
 
 
 @app.command()

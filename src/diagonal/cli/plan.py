@@ -2,84 +2,110 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich.table import Table
 
-from diagonal.cli import Json, Refeed, StandInOption, app, make_order, out, print_json, refuse
-from diagonal.cli.plan_video import plan_video
-from diagonal.planning.plan import StandIn
+from diagonal.cli import app, out, print_json
+from diagonal.cli.options import Json, RowStarts, flat, given, refuse
+from diagonal.cli.plan_video import VideoPlanned, plan_video
+from diagonal.planning.decoding import DEFAULT
 
 if TYPE_CHECKING:
     from diagonal.catalog.variants import Variant
     from diagonal.planning.plan import Order, Plan
 
 
-# Options that only one kind of model knows.
-TOKENS_ONLY = ("prefix", "suffix", "known_frames", "batch", "card", "stand_in", "refeed", "picture")
-DIFFUSION_ONLY = ("preset", "height", "width")
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What is planned: a grid of tokens, or a model."""
+
+    panel: ClassVar[str] = "What to plan"
+
+    grid: Annotated[str | None, typer.Option(help="FRAMESxROWSxCOLS of all token frames, known ones included.")] = None
+    model: Annotated[str | None, typer.Option(help="Instead: a name from `diagonal models`, with its memory.")] = None
+    frames: Annotated[
+        int | None, typer.Option("--frames", "--num-frames", min=1, help="New frames of the model. Default: a window.")
+    ] = None
+    dtype: Annotated[str | None, typer.Option(help="Of the model: bfloat16 (default) or float32.")] = None
+    schedule: Annotated[
+        str | None,
+        typer.Option(help=f"As for generate ({DEFAULT}); of a diffusion model steps, such as 4322222."),
+    ] = None
+    as_json: Json = False
+
+    def __post_init__(self) -> None:
+        if (self.grid is None) == (self.model is None):
+            raise ValueError("give --grid, for a plan without a model, or --model: one of the two")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokensPlanned:
+    """What is known of tokens, and how their plan is shown."""
+
+    panel: ClassVar[str] = "Grids and token worlds"
+
+    prefix: Annotated[
+        int | None, typer.Option(help="Tokens before the first frame. Default: 1 if no frame is known.")
+    ] = None
+    suffix: Annotated[int | None, typer.Option(help="Given tokens after each frame (actions). Default: 0.")] = None
+    known_frames: Annotated[
+        int | None, typer.Option(help="Token frames that are a prompt. Default: 0, or the model's reference frames.")
+    ] = None
+    batch: Annotated[int | None, typer.Option(min=1, help="Clips at once. Default: 1.")] = None
+    card: Annotated[float | None, typer.Option(min=1, help="Memory of your GPU in GB. Default: well-known ones.")] = (
+        None
+    )
+    picture: Annotated[Path | None, typer.Option(help="Also draw the wave into this PNG.")] = None
 
 
 @app.command()
-def plan(
-    context: typer.Context,
-    grid: Annotated[str | None, typer.Option(help="FRAMESxROWSxCOLS of all token frames, known ones included.")] = None,
-    model: Annotated[str | None, typer.Option(help="Instead: a name from `diagonal models`, with its memory.")] = None,
-    schedule: Annotated[
-        str | None,
-        typer.Option(help="raster, diagonal:k=1,d=10 or window:s=8; of a diffusion model steps, such as 4322222."),
-    ] = None,
-    prefix: Annotated[
-        int | None, typer.Option(help="Tokens before the first frame. Default: 1 if no frame is known.")
-    ] = None,
-    suffix: Annotated[int | None, typer.Option(help="Given tokens after each frame (actions). Default: 0.")] = None,
-    known_frames: Annotated[
-        int | None, typer.Option(help="Token frames that are a prompt. Default: 0, or the model's reference frames.")
-    ] = None,
-    frames: Annotated[
-        int | None, typer.Option("--frames", "--num-frames", min=1, help="New frames of the model. Default: a window.")
-    ] = None,
-    preset: Annotated[str, typer.Option(help="Of a diffusion model: how it is run.")] = "diagonal-distillation",
-    height: Annotated[int | None, typer.Option(min=1, help="Of a diffusion model's frames.")] = None,
-    width: Annotated[int | None, typer.Option(min=1, help="Of a diffusion model's frames.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of the model: bfloat16 (default) or float32.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Clips at once. Default: 1.")] = None,
-    card: Annotated[
-        float | None, typer.Option(min=1, help="Memory of your GPU in GB. Default: well-known ones.")
-    ] = None,
-    stand_in: StandInOption = StandIn.PREVIOUS_FRAME,
-    refeed: Refeed = True,
-    picture: Annotated[Path | None, typer.Option(help="Also draw the wave into this PNG.")] = None,
-    as_json: Json = False,
-) -> None:
+@flat
+def plan(planned: Planned, tokens: TokensPlanned, row_starts: RowStarts, video: VideoPlanned) -> None:
     """Show a schedule: its steps and the wave, or a diffusion model's chunks; for a model, also the memory it takes."""
-    from diagonal.media.draw import save_plan, wave
+    if planned.model is None:
+        refuse(given(video), "tokens")
+        _plan_grid(planned, tokens, row_starts.order(planned.schedule))
+        return
+    from diagonal.catalog.names import find
+    from diagonal.catalog.variants import DiffusionVariant
+
+    variant = find("models", planned.model)
+    if isinstance(variant, DiffusionVariant):
+        refuse(given(tokens, row_starts), planned.model)
+        request = video.request(planned.frames or variant.frames, planned.schedule)
+        plan_video(planned.model, variant, request, planned.dtype, planned.as_json)
+        return
+    refuse(given(video), "tokens")
+    _refuse(given(tokens), ("prefix", "suffix"), "--model")
+    order = row_starts.order(planned.schedule)
+    plans = _plans(variant, order, tokens.known_frames, planned.frames)
+    memory = _memory(variant, plans, tokens.batch or 1, planned.dtype or "bfloat16", tokens.card)
+    _show(plans[0], order, {"model": planned.model} | memory, tokens.picture, planned.as_json)
+
+
+def _plan_grid(planned: Planned, tokens: TokensPlanned, order: Order) -> None:
     from diagonal.planning.grid import Grid, Layout
     from diagonal.planning.plan import make_plan
 
-    if (grid is None) == (model is None):
-        raise ValueError("give --grid, for a plan without a model, or --model: one of the two")
-    if model is not None and plan_video(context, TOKENS_ONLY):
-        return
-    refuse(context, DIFFUSION_ONLY, "tokens")
-    order = make_order(schedule or "diagonal:k=1", stand_in, refeed)
-    memory: dict[str, Any] = {}
-    if grid is not None:
-        _refuse("--grid", {"--frames": frames, "--dtype": dtype, "--batch": batch, "--card": card})
-        known = known_frames or 0
-        start = (known == 0) if prefix is None else prefix
-        plans = [make_plan(Layout(Grid.parse(grid), int(start), suffix or 0), order, known)]
-    else:
-        from diagonal.catalog.names import find
+    _refuse(given(planned, tokens), ("frames", "dtype", "batch", "card"), "--grid")
+    known = tokens.known_frames or 0
+    start = int(known == 0) if tokens.prefix is None else tokens.prefix
+    layout = Layout(Grid.parse(str(planned.grid)), start, tokens.suffix or 0)
+    _show(make_plan(layout, order, known), order, {}, tokens.picture, planned.as_json)
 
-        _refuse("--model", {"--prefix": prefix, "--suffix": suffix})
-        variant = find("models", str(model))
-        plans = _plans(variant, order, known_frames, frames)
-        memory = {"model": model} | _memory(variant, plans, batch or 1, dtype or "bfloat16", card)
-    made = plans[0]
-    numbers = {
+
+def _refuse(options: dict[str, str], names: tuple[str, ...], instead: str) -> None:
+    refuse({name: options[name] for name in names if name in options}, instead)
+
+
+def _show(made: Plan, order: Order, memory: dict[str, Any], picture: Path | None, as_json: bool) -> None:
+    from diagonal.media.draw import save_plan, wave
+
+    result = {
         "grid": str(made.layout.grid),
         "schedule": str(order),
         "steps": len(made.steps),
@@ -91,28 +117,21 @@ def plan(
         "speedup": made.speedup,
     }
     if picture is not None:
-        title = f"{order} on {numbers['grid']}: {len(made.steps)} steps, {made.speedup:.1f}x fewer than raster"
+        title = f"{order} on {result['grid']}: {len(made.steps)} steps, {made.speedup:.1f}x fewer than raster"
         save_plan(made, picture, title)
     if as_json:
-        print_json(numbers | memory | ({} if picture is None else {"picture": str(picture)}))
+        print_json(result | memory | ({} if picture is None else {"picture": str(picture)}))
         return
     out.print(wave(made, out.width))
     table = Table("", "", box=None, show_header=False)
     table.add_row("steps", f"{len(made.steps)}")
     table.add_row("tokens decoded", f"{made.tokens}")
-    table.add_row("widest step", f"{numbers['max_width']} tokens decoded, {numbers['max_inputs']} fed")
-    table.add_row("mean width", f"{numbers['mean_width']:.2f} tokens per step")
+    table.add_row("widest step", f"{result['max_width']} tokens decoded, {result['max_inputs']} fed")
+    table.add_row("mean width", f"{result['mean_width']:.2f} tokens per step")
     table.add_row("speed-up over raster", f"{made.speedup:.2f}x fewer steps")
     if memory:
         _add_memory(table, memory, made)
     out.print(table)
-
-
-def _refuse(instead: str, given: dict[str, Any]) -> None:
-    """Options that would have no effect are not taken silently."""
-    idle = [name for name, value in given.items() if value is not None]
-    if idle:
-        raise ValueError(f"{', '.join(idle)} cannot go with {instead}; leave it out")
 
 
 def _plans(variant: Variant, order: Order, known: int | None, frames: int | None) -> list[Plan]:
@@ -139,7 +158,7 @@ def _plans(variant: Variant, order: Order, known: int | None, frames: int | None
 
 
 def _memory(variant: Variant, plans: list[Plan], batch: int, dtype: str, card: float | None) -> dict[str, Any]:
-    """The numbers of `diagonal.memory` over all windows, in GB, and which cards they fit."""
+    """The estimate of `generation.memory` over all windows, in GB, and which cards they fit."""
     from diagonal.generation.devices import find_dtype
     from diagonal.generation.memory import CARDS, GB, estimate
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from diagonal.cli import Json, app, out, print_json, progress_bar
+from diagonal.cli import app, out, print_json, progress_bar
+from diagonal.cli.options import Json
 
 WORLDS = ("vizdoom",)  # games that are played here; VPT's recordings come as they are
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from diagonal.cli import Device, Json, Lpips, app, err, out, print_json, progress_bar
+from diagonal.cli import app, err, out, print_json, progress_bar
+from diagonal.cli.options import Device, Json, Lpips
 
 if TYPE_CHECKING:
     import torch

@@ -104,8 +104,8 @@ def published(name: str, variant: DiffusionVariant, source: Weights) -> Parts:
     place = source.vae or next((path for path in (folder / VAE, folder / VAE_FILE) if path.exists()), None)
     if place is None and not rest and source.preview is None:
         raise ValueError(
-            f"{source.transformer} holds no VAE; give one too (Weights(vae=...), --vae): {VAE_FILE}, or a folder or "
-            f"hub id with it, such as {variant.source}. {NONE!r} does without, for latents alone"
+            f"{source.transformer} holds no VAE; give one too (Weights(vae=...), --vae): {published_vae(variant)}. "
+            f"{NONE!r} does without, for latents alone"
         )
     if place is not None:
         vae = None if str(place) == NONE else _decoder(variant.vae, place)
@@ -113,6 +113,13 @@ def published(name: str, variant: DiffusionVariant, source: Weights) -> Parts:
         vae = _filled(variant.vae, rest) if rest else None
     preview = None if source.preview is None else _decoder(variant.preview, source.preview)
     return Parts(transformer, vae, preview, _encoder(variant, source, folder))
+
+
+def published_vae(variant: DiffusionVariant) -> str:
+    """Where the VAE of a model is found, in words."""
+    if variant.random or variant.embedded:  # nobody else has one of these sizes
+        return "a folder that `diagonal convert` or save_pretrained wrote, which holds the model's own"
+    return f"{VAE_FILE}, or a folder or hub id with it, such as {variant.source}"
 
 
 def _decoder(name: str, source: str | Path) -> Any:

@@ -12,6 +12,8 @@ from typing import Protocol, cast
 from diagonal.planning import notation
 from diagonal.planning.grid import Grid, IntArray
 
+DEFAULT = "diagonal:k=1"  # where nobody says
+
 
 class Schedule(Protocol):
     """Which step decodes which cell."""

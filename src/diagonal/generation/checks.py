@@ -1,0 +1,240 @@
+"""What can be refused of a request without the model: by the variant and the sizes of its tokenizer alone.
+
+A large model takes minutes to load, and a request that cannot be met should not wait for it. The commands ask here
+before they load, and `World.stream` and `VideoModel.stream` for those who call them from Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diagonal import checkpoints
+from diagonal.catalog.names import find
+from diagonal.catalog.variants import DiffusionVariant, Variant
+from diagonal.engine.tokens.decode import plans, spans
+from diagonal.generation.components import NONE, VAE, Weights, published_vae
+from diagonal.generation.request import Request, latent_frames, latent_size
+from diagonal.media.video import VideoArray
+from diagonal.planning.plan import Order
+from diagonal.planning.presets import Preset
+from diagonal.text.encoders import ENCODERS, OWN, embed
+
+FIT = "Resize them: diagonal.media.video.resize or cover, --resize or --crop"
+
+
+def untrained(variant: Variant | DiffusionVariant, weights: str | Path | None) -> bool:
+    """Whether `load` would draw these weights at random."""
+    return variant.random if weights is None else str(weights) == checkpoints.RANDOM
+
+
+def check_weights(name: str, variant: Variant | DiffusionVariant, weights: str | Path | None) -> None:
+    """Refuse a model without weights, where none are shipped."""
+    if weights is None and not variant.embedded and not variant.random:
+        raise ValueError(
+            f"{name} needs weights: give a file, a folder or a hub id. Source: {variant.source}. "
+            'weights="random" runs it untrained, for speed only'
+        )
+
+
+# Token worlds
+
+
+class Described(Protocol):
+    """What is known of a token world without its weights: a `World`, or one that is not loaded."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def variant(self) -> Variant: ...
+    @property
+    def tokenizer(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    """A token world before it is loaded: its tokenizer has sizes, but no numbers."""
+
+    name: str
+    variant: Variant
+    tokenizer: Any
+
+    @classmethod
+    def of(cls, name: str, variant: Variant) -> Unloaded:
+        """The world of this name."""
+        with torch.device("meta"):
+            return cls(name, variant, find("tokenizers", variant.tokenizer).build())
+
+    def at(self, height: int, width: int) -> Unloaded:
+        """The same with frames of another size."""
+        return replace(self, variant=resized(self, height, width))
+
+
+def frame_size(world: Described) -> tuple[int, int]:
+    """Height and width of a world's frames."""
+    config, patch = world.variant.config, int(world.tokenizer.patch)
+    return config.rows * patch, config.cols * patch
+
+
+def resized(world: Described, height: int, width: int) -> Variant:
+    """The variant for frames of another size, where the model's positions allow it."""
+    variant, patch = world.variant, int(world.tokenizer.patch)
+    if height % patch or width % patch or min(height, width) < patch:
+        raise ValueError(f"frames of {height}x{width} asked for; both sides must be multiples of {patch}")
+    config = replace(cast(Any, variant.config), rows=height // patch, cols=width // patch)
+    with torch.device("meta"):
+        states = [one.build().state_dict() for one in (variant.config, config)]
+    if any(states[1][key].shape != value.shape for key, value in states[0].items()):
+        raise ValueError(f"{world.name} has learned positions of its own frames, {frame_size(world)}: no others")
+    return replace(variant, config=config)
+
+
+def token_frames(world: Described, frames: int) -> int:
+    """New frames counted as the model does."""
+    stride = int(world.tokenizer.stride)
+    if frames % stride:
+        more = -(-frames // stride) * stride
+        raise ValueError(f"{frames} new frames asked for; {world.name} makes {stride} at a time: write {more}")
+    return frames // stride
+
+
+def check_prompt(world: Described, prompt: VideoArray) -> None:
+    """Refuse frames that the tokenizer does not take: one picture (H, W, 3), a clip (T, H, W, 3), or a batch."""
+    (height, width), stride = frame_size(world), int(world.tokenizer.stride)
+    video = prompt[None] if prompt.ndim == 3 else prompt
+    if not video.size:
+        raise ValueError("the prompt holds no frames; at least one is needed")
+    if video.dtype != np.uint8 or video.ndim not in (4, 5) or video.shape[-3:] != (height, width, 3):
+        raise ValueError(
+            f"the prompt is {video.dtype} of shape {prompt.shape}; {world.name} takes uint8 RGB frames of height "
+            f"{height} and width {width}, (T, {height}, {width}, 3). {FIT}"
+        )
+    count = video.shape[-4]
+    if count % stride != 1 % stride:  # the first token frame is one frame, each later one `stride`
+        raise ValueError(f"{count} prompt frames given; {world.name} takes 1 + {stride}n: {_nearest(count, stride)}")
+
+
+def check_text(world: Described) -> None:
+    """Refuse a text for a world that reads none."""
+    if not world.variant.text:
+        raise ValueError(f"{world.name} takes no text")
+
+
+def check_chooses(world: Described) -> None:
+    """Refuse a world that was not trained to choose actions."""
+    config, cells = world.variant.config, world.variant.layout(1).grid.frame_tokens
+    if not config.suffix or any(low < config.codebook for low, _ in config.valid_ids()[cells:]):
+        raise ValueError(f"{world.name} chooses no actions; give them")
+
+
+def check_order(world: Described, known: int, new: int, order: Order, acts: int | None = None) -> None:
+    """Refuse an order that cannot decode so many new token frames after so many known ones. What it plans for that is
+    kept, and not made again."""
+    config = world.variant.config
+    windows = spans(new, known, config.frames, config.reference_frames)
+    plans(world.variant.layout(known + new), windows, order, acts)
+
+
+# Diffusion models
+
+
+def check_request(name: str, variant: DiffusionVariant, request: Request) -> None:
+    """Refuse all that the model would refuse before its first call."""
+    how, (height, width) = request.how(), request.size(variant.size)
+    codec = find("tokenizers", variant.vae)
+    latent_size(height, width, codec.patch, variant.config.patch)
+    clip = begins_with(request)
+    if clip is not None:
+        check_clip(clip, (height, width), codec.stride)
+    total_latents(request, how, codec.stride, 0 if clip is None else 1 + (len(clip) - 1) // codec.stride)
+    prompts = [request.prompt_embeds if request.prompt is None else request.prompt, *request.prompt_at.values()]
+    for rows in prompts:
+        if isinstance(rows, Tensor):
+            check_embeds(name, variant, rows)
+
+
+def begins_with(request: Request) -> VideoArray | None:
+    """The frames (T, H, W, 3) that a video begins with."""
+    return request.image[None] if request.image is not None else request.video
+
+
+def check_clip(clip: VideoArray, size: tuple[int, int], stride: int) -> None:
+    """Refuse frames that the VAE does not take."""
+    height, width = size
+    if clip.dtype != np.uint8 or clip.ndim != 4 or clip.shape[1:] != (height, width, 3):
+        raise ValueError(
+            f"frames of {clip.dtype} and shape {clip.shape} given to begin with; uint8 RGB of height {height} and "
+            f"width {width} is needed. {FIT}"
+        )
+    count = len(clip)
+    if not count or (count - 1) % stride:
+        last = max(1, 1 + (count - 1) // stride * stride)
+        raise ValueError(
+            f"{count} frames given to begin with; 1 + {stride}n are needed: {_nearest(count, stride)}. --prompt-frames "
+            f"{last} (video[-{last}:]) takes the last {last}"
+        )
+
+
+def total_latents(request: Request, how: Preset, stride: int, given: int) -> int | None:
+    """Latent frames of the whole video, of which so many are given; None: without end."""
+    if request.num_frames is None:
+        return None
+    frames = latent_frames(request.num_frames, how, stride, given)
+    chunks = (frames - given) // (how.chunk_frames or frames)
+    late = [chunk for chunk in request.prompt_at if not 1 <= chunk < chunks]
+    if late:
+        raise ValueError(
+            f"a prompt at chunk {late[0]} given; this video has the chunks 0 to {chunks - 1}, and the first prompt "
+            "is that of chunk 0"
+        )
+    return frames
+
+
+def check_embeds(name: str, variant: DiffusionVariant, rows: Tensor) -> None:
+    """Refuse embeddings of a prompt that the model cannot read."""
+    config, shape = variant.config, tuple(rows.shape)
+    whole = rows[None] if rows.ndim == 2 else rows
+    fits = whole.ndim == 3 and len(whole) == 1 and whole.shape[2] == config.text_dim
+    if not fits or not 1 <= whole.shape[1] <= config.text_length:
+        raise ValueError(
+            f"prompt_embeds of shape {shape} given; {name} takes (rows, {config.text_dim}) with 1 to "
+            f"{config.text_length} rows"
+        )
+
+
+def check_texts(variant: DiffusionVariant, texts: Sequence[str]) -> None:
+    """Refuse texts that are too long or of unknown words, where that takes no text encoder from elsewhere."""
+    encoder = ENCODERS[variant.text]
+    if encoder.source in OWN and texts:
+        embed(texts, encoder, device="cpu")
+
+
+def check_decoder(name: str, variant: DiffusionVariant, source: Weights, decoder: str) -> None:
+    """Refuse a decoder that the model has not, or that its weights come without."""
+    if decoder == NONE:
+        return
+    if decoder != VAE and not variant.preview:
+        raise ValueError(f"{name} has no {decoder}: its VAE is small; take {VAE!r}")
+    place = source.vae if decoder == VAE else source.preview
+    if str(place) == NONE:
+        raise ValueError(f"{decoder} 'none' given (--{decoder}), but it is what decodes to frames; leave it out")
+    if decoder != VAE and place is None and not untrained(variant, source.transformer):
+        raise ValueError(without_decoder(name, variant, decoder))
+
+
+def without_decoder(name: str, variant: DiffusionVariant, decoder: str) -> str:
+    """What to do where the weights came without the decoder that is asked for."""
+    what = published_vae(variant) if decoder == VAE else "TAEHV's file, taew2_1.pth"
+    return f"{name} came without {decoder!r}; name it in Weights({decoder}=...), --{decoder}: {what}"
+
+
+def _nearest(count: int, stride: int) -> str:
+    """The numbers 1 + stride * n next to one that is none."""
+    below = max(1, 1 + (count - 1) // stride * stride)
+    return f"{below} or {below + stride}"
