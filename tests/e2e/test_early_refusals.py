@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from diagonal.cli import main
-from diagonal.generation import video as diffusion
-from diagonal.generation import world
+from diagonal.generation import load as loading
 from diagonal.media import video
 
 
@@ -35,8 +34,8 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     def load(*_: object, **__: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(world, "load", load)
-    monkeypatch.setattr(diffusion, "load", load)
+    monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr(loading, "load_video_model", load)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # pytest keeps its own
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     monkeypatch.chdir(tmp_path)
