@@ -247,13 +247,13 @@ def rows(bench: Bench, specs: dict[str, str]) -> Iterator[tuple[dict[str, Any], 
     teacher = bench.references.teacher
     assert teacher is not None
     frames = bench.work.shape[0]
-    about = {"label": f"teacher, {TEACHER_STEPS} steps", "forwards": bench.teacher.forwards}
+    about = {"label": f"teacher, {TEACHER_STEPS} steps", "forwards": bench.teacher.calls}
     about |= {"tokens": bench.tokens(frames)}
     yield about | compare(teacher, bench.told, alone, bench.judges), teacher
     for label, spec in specs.items():
         student = bench.student(spec)
         made = look(student.videos(bench.asked), bench.judges)
-        about = {"label": label, "spec": spec, "forwards": student.forwards(frames)}
+        about = {"label": label, "spec": spec, "forwards": student.calls(frames)}
         about |= {"tokens": bench.tokens(student.preset.chunk_frames or frames), "context": context(student.preset)}
         yield about | compare(made, bench.told, bench.references, bench.judges), made
 
@@ -315,7 +315,7 @@ def long_rows(bench: Bench, students: dict[str, StudentPipeline]) -> Iterator[di
         curves = drift(stream, bench.sizes.seconds, variant.fps, bench.judges.idm, real)
         chunk = student.preset.chunk_frames or 1
         latent = int(bench.sizes.seconds * variant.fps) // bench.codec.stride // chunk * chunk
-        yield {"label": label, "forwards": student.forwards(latent), "seconds": bench.sizes.seconds, "curves": curves}
+        yield {"label": label, "forwards": student.calls(latent), "seconds": bench.sizes.seconds, "curves": curves}
         say(f"{label}: {bench.sizes.seconds} s of {len(bench.long_asked.seeds)} videos")
 
 

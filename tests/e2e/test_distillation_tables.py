@@ -126,7 +126,7 @@ def test_the_recipe_makes_a_start_for_every_student_of_every_table(name: str) ->
 
 def test_every_student_of_every_table_is_a_method_with_the_forwards_of_its_schedule(tmp_path: Path) -> None:
     work = Work(find_video("doom_t2v"), tmp_path, torch.device("cpu"))
-    forwards = {spec: StudentPipeline(None, None, work.method(spec).preset).forwards(work.shape[0]) for spec in ALL}
+    forwards = {spec: StudentPipeline(None, None, work.method(spec).preset).calls(work.shape[0]) for spec in ALL}
     assert (forwards[OURS], forwards["self-forcing"], forwards["causvid"]) == (17, 35, 28)
     assert forwards[distillation.changed(OURS, context="clean")] == 24
     for steps in distillation.SCHEDULES:

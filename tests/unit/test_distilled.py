@@ -64,7 +64,7 @@ def teacher(model: Any, codec: Any) -> TeacherPipeline:
     ("preset", "forwards"), [("diagonal-distillation", 17), ("self-forcing", 35), ("causvid", 28), ("infinity", 28)]
 )
 def test_forwards_are_the_steps_and_the_calls_for_the_cache(preset: str, forwards: int) -> None:
-    assert StudentPipeline(None, None, PRESETS[preset]).forwards(21) == forwards
+    assert StudentPipeline(None, None, PRESETS[preset]).calls(21) == forwards
 
 
 @pytest.mark.parametrize("preset", ["diagonal-distillation", "self-forcing"])
@@ -99,7 +99,7 @@ def test_a_teacher_starts_from_the_noise_of_its_students(model: Any, codec: Any,
 
     monkeypatch.setattr("diagonal.evaluation.distilled.trajectory", note)
     made = teacher(model, codec)
-    assert made.videos(asked(model, batch=2)).shape == (3, 11, 3, 32, 32) and made.forwards == 6
+    assert made.videos(asked(model, batch=2)).shape == (3, 11, 3, 32, 32) and made.calls == 6
     noise, draw = torch.cat(begun), Gaussian(range(3), torch.device("cpu"))
     for chunk in range(2):
         assert torch.equal(noise[:, 3 * chunk : 3 * chunk + 3], draw(chunk, 0, (3, 3, *SHAPE[1:])))

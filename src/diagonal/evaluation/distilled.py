@@ -54,7 +54,7 @@ class StudentPipeline:
     codec: Any
     preset: Preset
 
-    def forwards(self, frames: int) -> int:
+    def calls(self, frames: int) -> int:
         """Calls of the model for a video of so many latent frames."""
         size = self.preset.chunk_frames or frames
         return sum(calls(self.preset.schedule, chunk) for chunk in range(frames // size))
@@ -98,7 +98,7 @@ class TeacherPipeline:
     chunk_frames: int  # of the students that start from the same noise
 
     @property
-    def forwards(self) -> int:
+    def calls(self) -> int:
         """Calls of the model for a video: with the prompt and without it."""
         return 2 * len(self.sigmas)
 
