@@ -34,7 +34,7 @@ ALLOWED = {
         "engine.heads",
         "engine.kernels",
         "engine.cache",
-        "engine.product",
+        "engine.linear",
         "models.layers",
         "models.mcar",
         "models.wan",

@@ -20,7 +20,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from diagonal.engine.kernels.plain import FP8_SIDE, fp8_rows
+from diagonal.engine.kernels.reference import FP8_SIDE, fp8_rows
 from diagonal.models.layers import Fp8Linear, Int8Linear, ScaledRows
 from diagonal.weights import int8_rows
 

@@ -13,7 +13,7 @@ from diagonal import Grid, Layout, Sampling, load, make_plan
 from diagonal.engine.cache import KVCache
 from diagonal.engine.decode import decode
 from diagonal.engine.graphs import Graphs
-from diagonal.engine.kernels import SWITCH
+from diagonal.engine.kernels.device import SWITCH
 from diagonal.engine.runner import Eager, make_runner
 from diagonal.engine.sampler import Sampler
 from tests.gpu import logits_errors

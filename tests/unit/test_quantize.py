@@ -15,8 +15,8 @@ from diagonal import Request
 from diagonal.engine.attention import Causal
 from diagonal.engine.cache import KVCache
 from diagonal.engine.decode import decode
-from diagonal.engine.kernels import plain
-from diagonal.engine.kernels.plain import fp8_rows
+from diagonal.engine.kernels import reference
+from diagonal.engine.kernels.reference import fp8_rows
 from diagonal.engine.runner import Eager
 from diagonal.evaluation.floor import ONCE, Traffic, looked_up
 from diagonal.grid import Grid, Layout
@@ -70,7 +70,7 @@ def test_a_layer_is_a_linear_one_with_the_rounded_weights(dtype: torch.dtype, bi
     x, residual = torch.randn(2, 3, 48).to(dtype), torch.randn(2, 3, 40).to(dtype)
     assert torch.equal(layer(x), linear(x))
     assert torch.equal(add_linear(residual, layer, x), residual + linear(x))
-    assert torch.equal(plain.int8_linear(x, layer.weight, layer.scale, None, None), F.linear(x, linear.weight))
+    assert torch.equal(reference.int8_linear(x, layer.weight, layer.scale, None, None), F.linear(x, linear.weight))
 
 
 def test_gradients_pass_through_and_weights_have_none() -> None:

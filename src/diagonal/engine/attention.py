@@ -28,11 +28,6 @@ WIDE = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-QUERIES = 128  # of a block of cuDNN's kernel
-WORTH = 0.95  # mixing parts takes a little too
-MANY = 1024  # queries; fewer are not worth it
-HEADS = (64, 128)  # their widths
-HOPPER = 9
 BLOCK = 128  # inputs that FlexAttention takes at a time
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -57,46 +52,6 @@ def causal(q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
     """Grouped-query attention of as many queries as keys, each to those before it and to its own."""
     grouped = q_BHSD.shape[1] != k_BKSD.shape[1]
     return F.scaled_dot_product_attention(q_BHSD, k_BKSD, v_BKSD, is_causal=True, enable_gqa=grouped)
-
-
-def cut(queries: int, heads: int, keys: int, processors: int) -> int:
-    """Into how many parts the keys are best cut, so that the blocks of work come out even on the multiprocessors.
-
-    cuDNN gives a block QUERIES queries of a head and all of its keys. 4,680 queries of 12 heads are 444 blocks: on 132
-    multiprocessors three rounds and a third, which take as long as four. With the keys in two parts there are 888
-    blocks half as long: seven half rounds.
-    """
-    blocks = -(-queries // QUERIES) * heads
-
-    def rounds(parts: int) -> float:
-        return -(-blocks * parts // processors) / parts
-
-    best = min((parts for parts in (1, 2, 4) if keys % parts == 0), key=rounds)
-    return best if rounds(best) < WORTH * rounds(1) else 1
-
-
-def wide_parts(heads: LatentHeads, k_BLHD: Tensor) -> int:
-    """Into how many parts `attend_wide` should have keys cut on a GPU with kernels: 1 but where that is known to be
-    faster, and cuDNN to give log-sum-exps."""
-    batch, queries, _ = heads.qkv_BSC.shape
-    gpu = torch.cuda.get_device_properties(k_BLHD.device)
-    known = gpu.major == HOPPER and k_BLHD.dtype in (torch.bfloat16, torch.float16) and k_BLHD.shape[3] in HEADS
-    if batch > 1 or queries < MANY or not known:
-        return 1
-    return cut(queries, heads.heads, k_BLHD.shape[1], gpu.multi_processor_count)
-
-
-def attend_wide(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, parts: int = 1) -> Tensor:
-    """Attention of many queries to all keys, (B, H, S, D). For one video, on a GPU with kernels, the keys may be taken
-    in parts: each is attended to for itself, as if it were a video, and these are mixed by their log-sum-exps."""
-    if parts == 1:
-        return F.scaled_dot_product_attention(q_BHSD, k_BHLD, v_BHLD)
-    from diagonal.engine.kernels.latents import mix
-
-    k, v = (part.unflatten(2, (parts, -1))[0].transpose(0, 1) for part in (k_BHLD, v_BHLD))
-    q = q_BHSD.expand(parts, -1, -1, -1)
-    out, sums = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)[:2]
-    return mix(out, sums.reshape(out.shape[:3]))
 
 
 def bias(mask_SL: Tensor, group: int, dtype: torch.dtype) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diagonal.engine.attention import bias
 from diagonal.engine.cache import CacheStep, KVCache
-from diagonal.engine.kernels import usable
+from diagonal.engine.kernels import select
 from diagonal.engine.protocols import Sampling, TokenModel
 from diagonal.engine.sampler import Sampler
 from diagonal.plan import NONE, Plan
@@ -87,13 +87,12 @@ class Eager:
 
 
 def make_runner(model: TokenModel, cache: KVCache, sampler: Sampler) -> Runner:
-    """Captured graphs where the kernels are usable, eager steps elsewhere."""
-    if not usable(cache.k.device):
+    """Captured graphs where the kernels are available, eager steps elsewhere."""
+    if not select.available(cache.k.device):
         return Eager(model, cache, sampler)
     from diagonal.engine.graphs import Graphs
-    from diagonal.engine.kernels.attention import attend
 
-    return Graphs(model, cache, sampler, attend, capture=True)
+    return Graphs(model, cache, sampler, select.decode_attention, capture=True)
 
 
 @dataclass(frozen=True, slots=True)

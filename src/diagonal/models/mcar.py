@@ -13,7 +13,16 @@ from torch import Tensor, nn
 
 from diagonal.engine.heads import Heads, Rope
 from diagonal.engine.protocols import CacheSpec, Sampling, TokenLayerMemory, TokenMemory, Variant, WeightMap
-from diagonal.models.layers import RMSNorm, SwiGLU, add_linear, kept, look_up, norm_linear, norm_linear_later, rope_1d
+from diagonal.models.layers import (
+    RMSNorm,
+    SwiGLU,
+    add_linear,
+    kept,
+    look_up,
+    norm_linear,
+    norm_linear_deferred,
+    rope_1d,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,7 @@ class Attention(nn.Module):
     def forward(
         self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory, keep: Tensor | None
     ) -> Tensor:
-        heads = Heads(norm_linear_later(norm, self.qkv, x_BSM), self.kv_heads, self.head_dim, rope)
+        heads = Heads(norm_linear_deferred(norm, self.qkv, x_BSM), self.kv_heads, self.head_dim, rope)
         x_BSM, mixed = kept(keep, x_BSM, memory.attend_heads(heads))
         return add_linear(x_BSM, self.out, mixed)
 

@@ -17,10 +17,16 @@ from typing import Any
 from torch import Tensor, nn
 
 from diagonal.engine.heads import Heads
-from diagonal.engine.kernels.products import product
-from diagonal.engine.product import Product
 from diagonal.engine.protocols import CacheSpec, Sampling, State, TokenLayerMemory, TokenMemory, Variant, WeightMap
-from diagonal.models.layers import LayerNorm, add_linear, kept, look_up, norm_linear, norm_linear_later
+from diagonal.models.layers import (
+    LayerNorm,
+    add_linear,
+    kept,
+    look_up,
+    norm_linear,
+    norm_linear_deferred,
+    tied_head,
+)
 
 ACTION = (2,) * 12 + (11,) * 4  # values that each token of an action can take: 12 buttons, 4 stick axes
 HEADS = {1024: 16, 1792: 14, 2304: 18, 3072: 24}  # of the published sizes, by width: no shape tells
@@ -120,7 +126,7 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(config.width, config.width, bias=config.bias)
 
     def forward(self, x_BSM: Tensor, norm: LayerNorm, memory: TokenLayerMemory, keep: Tensor | None) -> Tensor:
-        heads = Heads(norm_linear_later(norm, self.c_attn, x_BSM), self.heads, self.head_dim)
+        heads = Heads(norm_linear_deferred(norm, self.c_attn, x_BSM), self.heads, self.head_dim)
         x_BSM, mixed = kept(keep, x_BSM, memory.attend_heads(heads))
         return add_linear(x_BSM, self.c_proj, mixed)
 
@@ -183,7 +189,7 @@ class WHAM(nn.Module):
         last = len(self.blocks) - 1
         for index, block in enumerate(self.blocks):
             x_BSM = block(x_BSM, memory.layer(index), keep if index == last else None)
-        return product(x_BSM, Product(self.wte.weight, norm=self.ln_f.spec))
+        return tied_head(self.ln_f, self.wte, x_BSM)
 
 
 def _released(config: Config) -> Variant:
