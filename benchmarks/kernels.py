@@ -1,4 +1,4 @@
-"""How long one product of a layer takes, or its attention, by our kernels and by others, beside reading what it must:
+"""How long a linear layer takes, or attention, by our kernels and by others, beside reading what it must:
 
     python benchmarks/kernels.py --model cosmos/4b --tokens 1 16 48 96 --keys 4000 9500 --out NAME.json
     python benchmarks/kernels.py --model cosmos/4b --schedule diagonal:k=2,d=10 --known 2 --steps 30 60 --out NAME.json
@@ -6,7 +6,7 @@
 Each row is a chain of calls of one kind, with the weights (the keys and values) of as many layers in turn as no cache
 holds, recorded as a CUDA graph: microseconds from the end of one call to the end of the next, the median over replays.
 Attention is to keys that all queries see, or that are all looked at, or with a schedule to what its steps' queries see.
-`others` are cuBLAS with kernels of their own for norm and activation, and Triton's attention. `reading` is what the
+`others` are cuBLAS with kernels of their own for norm and activation, and Triton's split-KV. `reading` is what the
 bytes of weights, or of keys and values, take at the bandwidth of a large copy in the same run. Numbers are random, in
 bfloat16.
 """
@@ -32,9 +32,9 @@ from torch import Tensor
 from diagonal.catalog.names import find
 from diagonal.catalog.variants import token_variant
 from diagonal.engine.attention import Causal
-from diagonal.engine.kernels import narrow, products, wide
+from diagonal.engine.kernels import select
 from diagonal.engine.kernels.visibility import BLOCK, Visibility, whole_blocks
-from diagonal.engine.product import Norm, Product
+from diagonal.engine.linear import FusedLinear, Norm
 from diagonal.engine.protocols import CacheSpec
 from diagonal.engine.tokens.graphs import padded, tables
 from diagonal.evaluation.speed.machine import bandwidth, describe
@@ -48,24 +48,26 @@ REPLAYS = 20
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A product of a layer: its name, and tensors without numbers."""
+    """A linear layer: its name, and tensors without data."""
 
     name: str
-    asked: Product
+    asked: FusedLinear
 
 
 def kinds_of(model: str) -> tuple[list[Kind], CacheSpec]:
-    """The products of a model's first layer, as it asks for them, and its cache."""
+    """The linear layers of a model's first block, as it asks for them, and its cache."""
     with torch.device("meta"):
         built: Any = token_variant(find("models", model), model).config.build().bfloat16()
         found: list[Kind] = []
         names = {id(parameter): name.removesuffix(".weight") for name, parameter in built.named_parameters()}
 
-        def noted(x: Tensor, asked: Product) -> Tensor:
-            found.append(Kind(names[id(asked.weight_NK)], asked))
-            return products.product(x, asked)
+        linear = select.linear
 
-        with mock.patch("diagonal.models.layers.product", noted), torch.inference_mode():
+        def noted(x: Tensor, asked: FusedLinear) -> Tensor:
+            found.append(Kind(names[id(asked.weight_NK)], asked))
+            return linear(x, asked)
+
+        with mock.patch.object(select, "linear", noted), torch.inference_mode():
             built(torch.zeros(1, 2, dtype=torch.long), torch.arange(2), Causal())
     layers = built.cache_spec.layers
     return found[: len(found) // layers], built.cache_spec
@@ -73,11 +75,11 @@ def kinds_of(model: str) -> tuple[list[Kind], CacheSpec]:
 
 @contextmanager
 def others() -> Iterator[None]:
-    """Products and attention as they are made where our CUDA C++ kernels do not fit."""
+    """Linear layers and attention as they are made where our CUDA C++ kernels do not fit."""
     with (
-        mock.patch.object(narrow, "fitting", return_value=None),
-        mock.patch.object(wide, "fitting", return_value=None),
-        mock.patch("diagonal.engine.kernels.hopper_attention.fitting", return_value=False),
+        mock.patch.object(select, "small_m", return_value=None),
+        mock.patch.object(select, "wgmma", return_value=None),
+        mock.patch("diagonal.engine.kernels.cuda.hopper_attention.supports_step", return_value=False),
     ):
         yield
 
@@ -105,8 +107,8 @@ def microseconds(calls: Sequence[Callable[[], object]], device: torch.device) ->
         return statistics.median(clock.milliseconds(marks)) * 1e3 / len(calls)
 
 
-def time_product(kind: Kind, tokens: int, device: torch.device) -> dict[str, Any]:
-    """A product of so many tokens: ours, others', and how many bytes it reads."""
+def time_linear(kind: Kind, tokens: int, device: torch.device) -> dict[str, Any]:
+    """A layer of so many tokens: ours, others', and how many bytes it reads."""
     rows, depth = kind.asked.weight_NK.shape
 
     def random(*shape: int, scale: float = 1.0) -> Tensor:
@@ -122,9 +124,9 @@ def time_product(kind: Kind, tokens: int, device: torch.device) -> dict[str, Any
     # Sums onto a residual go on from replay to replay: with small weights they stay numbers.
     weights = [random(rows, depth, scale=1e-2 * depth**-0.5) for _ in range(copies)]
     residual = None if kind.asked.residual is None else random(1, tokens, rows)
-    asked = Product(weights[0], like(kind.asked.bias_N), norm, kind.asked.act, residual)
+    asked = FusedLinear(weights[0], like(kind.asked.bias_N), norm, kind.asked.act, residual)
     x = random(1, tokens, depth)
-    calls = [partial(products.product, x, replace(asked, weight_NK=weight)) for weight in weights]
+    calls = [partial(select.linear, x, replace(asked, weight_NK=weight)) for weight in weights]
     ours = microseconds(calls, device)
     with others():
         return {"what": kind.name, "tokens": tokens, "us": ours, "us_others": microseconds(calls, device)} | {
@@ -134,8 +136,6 @@ def time_product(kind: Kind, tokens: int, device: torch.device) -> dict[str, Any
 
 def time_attention(spec: CacheSpec, seen: Visibility, what: str) -> dict[str, Any]:
     """The attention of a step in which the queries see this."""
-    from diagonal.engine.kernels.attention import attend
-
     device, tokens, length = seen.slots_S.device, len(seen.slots_S), len(seen.needed_L)
     keys = int((seen.needed_L <= seen.slots_S.max()).sum())
     own = 2 * spec.kv_heads * keys * spec.head_dim * 2
@@ -144,7 +144,7 @@ def time_attention(spec: CacheSpec, seen: Visibility, what: str) -> dict[str, An
         for _ in range(max(2, math.ceil(BYTES[device.type] / own)))
     ]
     q = torch.randn(1, spec.kv_heads * spec.group, tokens, spec.head_dim, device=device).bfloat16()
-    calls = [partial(attend, q, cache[0], cache[1], seen) for cache in caches]
+    calls = [partial(select.decode_attention, q, cache[0], cache[1], seen) for cache in caches]
     ours = microseconds(calls, device)
     with others():
         other = microseconds(calls, device)
@@ -184,7 +184,7 @@ def measured(given: argparse.Namespace, device: torch.device) -> Iterator[dict[s
     kinds, spec = kinds_of(given.model)
     for tokens in given.tokens:
         for kind in kinds:
-            yield time_product(kind, tokens, device)
+            yield time_linear(kind, tokens, device)
         for keys in given.keys:
             for seen, what in seen_by_all(tokens, keys, device):
                 yield time_attention(spec, seen, what)

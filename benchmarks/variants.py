@@ -1,11 +1,13 @@
 """Does another number in the code make a plan faster? Both ways take turns in one process, on one GPU:
 
     python benchmarks/variants.py --model mcar/700m --schedule diagonal:k=1 \\
-        --variant engine.kernels.narrow.FEW=16 --variant "engine.kernels.wide.WEIGHTS=64<<10" --out NAME.json
+        --variant engine.kernels.tuning.HOPPER.small_m.large_tokens=16 \\
+        --variant "engine.kernels.tuning.HOPPER.wgmma.weight_bytes=64<<10" --out NAME.json
 
-A variant sets numbers of modules of the package; several stand in one text with spaces between. The first of all is the
-code as it is. Every variant has steps captured for itself, and all share the model (random weights, bfloat16, batch 1)
-and compiled kernels: what one in CUDA C++ is compiled with must be a field of its `Cut`, or it is launched as another.
+A variant sets constants of modules of the package, or of tables in them; several stand in one text with spaces between.
+The first of all is the code as it is. Every variant has steps captured for itself, and all share the model (random
+weights, bfloat16, batch 1) and compiled kernels: what one in CUDA C++ is compiled with must be a field of its
+`KernelConfig`, or it is launched as another.
 Times are those of `diagonal bench`, whose definition goes with the result.
 """
 
@@ -20,7 +22,6 @@ from collections.abc import Sequence
 from copy import copy
 from itertools import count
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -31,11 +32,11 @@ from diagonal.generation.load import load
 from diagonal.media.files import atomic
 from diagonal.planning.plan import Order
 
-Setting = tuple[ModuleType, str, Any]
+Setting = tuple[Any, str, Any]  # a module or a table, a name, and its value
 
 
 def settings_of(text: str) -> list[Setting]:
-    """What a variant sets: 'engine.kernels.wide.FULL=0.6 ...'."""
+    """What a variant sets: 'engine.kernels.tuning.HOPPER.wgmma.least_fill=0.6 ...'."""
     return [_setting(part) for part in text.split()]
 
 
@@ -43,14 +44,25 @@ def _setting(text: str) -> Setting:
     place, _, value = text.partition("=")
     path, _, name = place.rpartition(".")
     try:
-        module = importlib.import_module(f"diagonal.{path}")
-        vars(module)[name]
-        return module, name, _number(ast.parse(value, mode="eval").body)
-    except (ImportError, KeyError, SyntaxError, ValueError) as error:
+        owner = _owner(path)
+        getattr(owner, name)
+        return owner, name, _number(ast.parse(value, mode="eval").body)
+    except (ImportError, AttributeError, SyntaxError, ValueError) as error:
         raise ValueError(
             f"{text!r} is no variant; write the place of a number in the package and another one, as in "
-            f"engine.kernels.wide.FULL=0.6 ({error})"
+            f"engine.kernels.tuning.HOPPER.wgmma.least_fill=0.6 ({error})"
         ) from error
+
+
+def _owner(path: str) -> Any:
+    """The module of the package at a path, or what an attribute of one holds."""
+    try:
+        return importlib.import_module(f"diagonal.{path}")
+    except ModuleNotFoundError:
+        parent, _, name = path.rpartition(".")
+        if not parent:
+            raise
+        return getattr(_owner(parent), name)
 
 
 def _number(node: ast.expr) -> Any:
@@ -65,12 +77,12 @@ def compare(
 ) -> list[dict[str, Any]]:
     """The numbers of the code as it is and of each variant; mean times by rounds, and how many times as fast."""
     changes = [settings_of(text) for text in ("", *variants)]
-    usual = [(module, name, vars(module)[name]) for settings in changes for module, name, _ in settings]
+    usual = [(owner, name, getattr(owner, name)) for settings in changes for owner, name, _ in settings]
     turns = count(1)
 
     def become(number: int) -> None:
-        for module, name, value in (*usual, *changes[number % len(changes)]):
-            setattr(module, name, value)
+        for owner, name, value in (*usual, *changes[number % len(changes)]):
+            setattr(owner, name, value)
 
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     world = load(model, "random", device=device, dtype=dtype)

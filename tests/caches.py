@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from diagonal.engine.kernels import plain
-from diagonal.engine.kernels.hopper_attention import Parts, Share
+from diagonal.engine.kernels import reference
+from diagonal.engine.kernels.cuda.hopper_attention import Schedule, Splits
 from diagonal.engine.kernels.visibility import BLOCK, Visibility, attend_reference
 from tests.gpu import DEVICE
 
@@ -27,7 +27,7 @@ def case(shape: Shape, dtype: torch.dtype, device: str = DEVICE) -> tuple[tuple[
     extent = length - length // 8
     fed = torch.randint(0, 2 * NOW, (length,), generator=noise, device=device, dtype=torch.int32)
     fed[: length // 3] = 0
-    fed[length // 3 : length // 2] = NEVER  # rounds of keys in which nothing is written
+    fed[length // 3 : length // 2] = NEVER  # KV tiles in which nothing is written
     fed[extent:] = NEVER
     k[:, :, fed > NOW] = v[:, :, fed > NOW] = 1e4
     slots = torch.randint(length // 3, extent, (queries,), generator=noise, device=device)
@@ -53,24 +53,24 @@ def seen_by(slots: Tensor, fed: Tensor, step: int) -> Visibility:
     used = written.any(1).nonzero().flatten().tolist()
     numbers = ([*wholly, False].index(False), used[-1] + 1 if used else 0)
     now, *blocks = (torch.tensor([one], dtype=torch.int32, device=slots.device) for one in (step, *numbers))
-    return Visibility(slots, plain.needed_slots(fed, now), *blocks)
+    return Visibility(slots, reference.needed_slots(fed, now), *blocks)
 
 
-def parts_for(q_BHSD: Tensor, share: Share) -> Parts:
+def splits_for(q_BHSD: Tensor, work: Schedule) -> Splits:
     """Room for what the kernel for Hopper makes of queries."""
     batch, heads, queries, width = q_BHSD.shape
-    if share.more == 1:
-        return q_BHSD.new_empty(batch, queries, heads, width), None, None
-    mixtures = q_BHSD.new_empty(share.more, batch, queries, heads, width, dtype=torch.float16)
-    return mixtures, torch.empty(mixtures.shape[:-1]), torch.empty(mixtures.shape[:-1])
+    if work.more == 1:
+        return Splits(q_BHSD.new_empty(batch, queries, heads, width))
+    values = q_BHSD.new_empty(work.more, batch, queries, heads, width, dtype=torch.float16)
+    return Splits(values, torch.empty(values.shape[:-1]), torch.empty(values.shape[:-1]))
 
 
-def merged(mixtures: Tensor, lse: Tensor | None, sizes: Tensor | None) -> Tensor:
-    """The parts, weighted by the softmax of their log-sum-exps, -inf where a part saw nothing."""
-    if lse is None or sizes is None:
-        return mixtures
+def reduced(values: Tensor, lse: Tensor | None, scales: Tensor | None) -> Tensor:
+    """The splits, weighted by the softmax of their log-sum-exps, -inf where a split saw nothing."""
+    if lse is None or scales is None:
+        return values
     weights = torch.exp2(lse - lse.max(0).values.clamp(min=-1e30))
-    mixed = torch.where((weights > 0)[..., None], mixtures.float() * (weights * sizes)[..., None], 0).sum(0)
+    mixed = torch.where((weights > 0)[..., None], values.float() * (weights * scales)[..., None], 0).sum(0)
     return (mixed / weights.sum(0).clamp(min=1e-30)[..., None]).bfloat16()
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from diagonal import Sampling
-from diagonal.engine.sampler import Draw
+from diagonal.engine.kernels.select import Draw
 
 TINY = 1e-5  # of the whole: float32 may err by so much
 BELOW_ONE = 1 - 2**-24

@@ -1,7 +1,7 @@
 """Kernels in CUDA C++ on a CPU: compiled by g++ as they stand, with the instructions of a GPU as functions (*.cuh).
 
-`Machine` takes the place of the compiler and the driver in `diagonal.engine.kernels.cuda`, so that what calls kernels
-there calls them here: with its grids, its shared memory, and its arguments.
+`Machine` takes the place of the compiler and the driver in `diagonal.engine.kernels.cuda.nvrtc`, so that what calls
+kernels there calls them here: with its grids, its shared memory, and its arguments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal.engine.kernels import cuda, held_ids, hopper_attention, narrow, wide
+from diagonal.engine.kernels.cuda import hopper_attention, nvrtc, register_sampling, small_m_gemm, wgmma_gemm
 from tests.cuda_on_cpu.compiler import compiled
 
 MAP = 0x5CA1AB1E
@@ -51,7 +51,7 @@ class _Launch(ctypes.Structure):
 
 @dataclass
 class Machine:
-    """Kernels that were compiled into a folder, and how they run. What goes on beside the threads (fetches, products
+    """Kernels that were compiled into a folder, and how they run. What goes on beside the threads (TMA loads, wgmmas
     of the tensor cores) happens at once, or if it is to be `late` when no thread can go on without, in an order of
     chance, of which this is the seed. What is `fresh` the kernel before writes: it may not be read before that has
     ended."""
@@ -71,7 +71,7 @@ class Machine:
         constants: Mapping[str, int | str],
         shared: int,
         device: torch.device,
-        percent: int = -1,
+        carveout: int = -1,
     ) -> Emulated:
         source = path.read_text()
         for old, new in self.changes.items():
@@ -80,46 +80,48 @@ class Machine:
             source = source.replace(old, new)
         return Emulated(self, compiled(self.folder, source, name, constants), shared)
 
-    def tensor_map(self, tensor: Tensor, *block: int) -> cuda.Map:
+    def tensor_map(self, tensor: Tensor, *tile: int) -> nvrtc.TensorMap:
         assert tensor.is_contiguous() and tensor.dtype == torch.bfloat16 and tensor.data_ptr() % PIECE == 0
-        assert all(1 <= side <= 256 for side in block) and block[-1] * 2 == 128 and tensor.shape[-1] * 2 % PIECE == 0
-        assert tensor.ndim == len(block) in (2, 3)
-        found, one = cuda.Map(), (1,) * (3 - len(block))  # a single matrix
-        matrix = _Matrix(tensor.data_ptr(), *one, *tensor.shape, *one, *block, MAP)
+        assert all(1 <= side <= 256 for side in tile) and tile[-1] * 2 == 128 and tensor.shape[-1] * 2 % PIECE == 0
+        assert tensor.ndim == len(tile) in (2, 3)
+        found, one = nvrtc.TensorMap(), (1,) * (3 - len(tile))  # a single matrix
+        matrix = _Matrix(tensor.data_ptr(), *one, *tensor.shape, *one, *tile, MAP)
         ctypes.memmove(ctypes.byref(found), ctypes.byref(matrix), ctypes.sizeof(matrix))
         self.matrices[tensor.data_ptr()] = tensor
         return found
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """From now on all kernels run on it."""
-        patch.setattr(cuda, "compile_kernel", self.compile_kernel)
-        patch.setattr(cuda, "tensor_map", self.tensor_map)
-        patch.setattr(cuda, "works", lambda device: True)
-        patch.setattr(cuda, "hopper", lambda device: True)
-        patch.setattr(held_ids, "able", lambda device: True)
-        patch.setattr(narrow, "_processors", lambda device: self.processors)
+        patch.setattr(nvrtc, "compile_kernel", self.compile_kernel)
+        patch.setattr(nvrtc, "tensor_map", self.tensor_map)
+        patch.setattr(nvrtc, "works", lambda device: True)
+        patch.setattr(nvrtc, "hopper", lambda device: True)
+        patch.setattr(register_sampling, "able", lambda device: True)
+        patch.setattr(small_m_gemm, "multiprocessors", lambda device: self.processors)
         properties = lambda device: SimpleNamespace(multi_processor_count=self.processors)  # noqa: E731
         patch.setattr(torch.cuda, "get_device_properties", properties)
-        for module in (held_ids, hopper_attention, narrow, wide):
+        for module in (register_sampling, hopper_attention, small_m_gemm, wgmma_gemm):
             patch.setattr(module, "_kernel", module._kernel.__wrapped__)  # which would keep this machine's
 
 
 @dataclass(frozen=True)
 class Emulated:
-    """What `cuda.Kernel` is on a GPU."""
+    """What `nvrtc.Kernel` is on a GPU."""
 
     machine: Machine
     library: ctypes.CDLL
     shared: int
 
-    def launch(self, grid: tuple[int, int, int], threads: int, shared: int, arguments: Sequence[cuda.Argument]) -> None:
+    def launch(
+        self, grid: tuple[int, int, int], threads: int, shared: int, arguments: Sequence[nvrtc.Argument]
+    ) -> None:
         assert shared <= self.shared, "more shared memory than was asked for"
         machine = self.machine
-        values = [cuda._argument(one) for one in arguments]
+        values = [nvrtc._argument(one) for one in arguments]
         given = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         kinds = (ctypes.c_int * len(values))(*map(_kind, values))
         tensors = [one for one in arguments if isinstance(one, Tensor)]
-        maps = [_Matrix.from_buffer_copy(one) for one in arguments if isinstance(one, cuda.Map)]
+        maps = [_Matrix.from_buffer_copy(one) for one in arguments if isinstance(one, nvrtc.TensorMap)]
         known = _ranges([*tensors, *(machine.matrices[one.matrix] for one in maps)], PIECE)
         fresh = _ranges(machine.fresh, 1)
         counts = (len(values), len(known), len(fresh))

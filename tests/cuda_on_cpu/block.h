@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "machine.h"
-#include "products.h"
+#include "wgmma.h"
 
 constexpr unsigned SHARED = 227 * 1024;  // bytes that a block may ask for
 constexpr size_t STACK = 128 * 1024;     // of a thread
@@ -52,7 +52,7 @@ struct Block {
   uint3 index;
   std::vector<Fibre> fibres;
   std::vector<Warp> warps;
-  std::vector<std::unique_ptr<Products>> products;
+  std::vector<std::unique_ptr<Wgmmas>> wgmmas;
   Meeting all, named[16];
   unsigned left;             // threads that have not ended
   char* memory = nullptr;    // shared, of the size that was asked for
@@ -65,7 +65,7 @@ struct Block {
 
   Block(int rank, uint3 index, unsigned threads)
       : rank(rank), index(index), fibres(threads), warps(threads / 32), left(threads), hidden(SHARED / PIECE) {
-    for (unsigned group = 0; group < (threads + 127) / 128; group++) products.emplace_back(new Products());
+    for (unsigned group = 0; group < (threads + 127) / 128; group++) wgmmas.emplace_back(new Wgmmas());
   }
 };
 

@@ -11,10 +11,10 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from diagonal.engine.kernels import cuda
+from diagonal.engine.kernels.cuda import nvrtc
 
 AVAILABLE = shutil.which("g++") is not None
-HERE, SOURCE = Path(__file__).parent, Path(cuda.__file__).parent
+HERE, SOURCE = Path(__file__).parent, Path(nvrtc.__file__).parent
 # The kernels' own headers, and after them what takes the place of some.
 INCLUDED = [*SOURCE.glob("*.cuh"), *HERE.glob("*.cuh"), *HERE.glob("*.h"), HERE / "kernel.cpp"]
 MACHINE = ("machine.cpp", "memory.cpp", "tensor_cores.cpp")

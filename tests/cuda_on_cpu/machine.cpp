@@ -193,11 +193,11 @@ void meet_block() {
   if (now->thread == 0) waits++;
   meet(now->block->all, asked.threads, "__syncthreads", [] {});
 }
-void meet_named(int number, int threads) {
+void named_barrier_sync(int number, int threads) {
   if (number < 1 || number > 15 || threads % 32) fail("no barrier %d of %d threads", number, threads);
   meet(now->block->named[number], threads, "a named barrier", [] {});
 }
-void meet_cluster() { meet(all_blocks, asked.threads * cluster, "the cluster", [] {}); }
+void cluster_sync() { meet(all_blocks, asked.threads * cluster, "the cluster", [] {}); }
 void meet_warp(const void* own, int bytes, void* of_all) {
   Warp& warp = now->block->warps[now->thread / 32];
   // The next round has the other box: who is in the round after that has been waited for by all who read this one.
@@ -218,7 +218,7 @@ void start(Work* work, int block) {
 int own_block() { return now->block->rank; }
 Block& block_at(int rank) { return *blocks[rank]; }
 const Launch& launched() { return asked; }
-Products& own_products() { return *now->block->products[now->thread / 128]; }
+Wgmmas& own_wgmmas() { return *now->block->wgmmas[now->thread / 128]; }
 void kernel_before_has_ended() { now->awaited = true; }
 
 extern "C" const char* launch(const Launch* given) {

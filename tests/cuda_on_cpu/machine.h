@@ -1,7 +1,7 @@
 // A multiprocessor on a CPU, as far as kernels see it: threads that wait for each other, and memory that they share.
 //
 // A thread of a kernel is a fibre; the fibres of a block take turns, each as far as the next place where it has to wait. All
-// that a kernel may call is a function of words.h (what CUDA C++ has), assembler.cuh or hopper.cuh (the kernels' own).
+// that a kernel may call is a function of words.h (what CUDA C++ has), ptx.cuh or hopper.cuh (the kernels' own).
 // A mistake ends the launch (`fail`), and so does waiting for what never comes.
 
 #pragma once
@@ -37,8 +37,8 @@ void meet(Meeting& meeting, int count, const char* what, const Do& last) {  // w
   go_on(meeting);
 }
 void meet_block();
-void meet_cluster();
-void meet_named(int number, int threads);
+void cluster_sync();
+void named_barrier_sync(int number, int threads);
 void meet_warp(const void* own, int bytes, void* of_all);  // what each lane has, for all
 
 // Work that goes on beside the threads, for memory of one block of the cluster: done at once, or as late as possible.
@@ -63,6 +63,6 @@ int own_block();
 void check_global(const void* at, long bytes, bool written);
 void kernel_before_has_ended();
 
-// Four warps that multiply together keep their products here (tensor_cores.cpp).
-struct Products;
-Products& own_products();
+// The wgmmas of a warpgroup (tensor_cores.cpp).
+struct Wgmmas;
+Wgmmas& own_wgmmas();

@@ -50,7 +50,7 @@ struct Arrival : Work {
 };
 struct Fetch : Arrival {
   unsigned to;
-  Map map;
+  TensorMap map;
   int column, row;
   void run() override {
     const int line = map.box_columns * 2;
@@ -110,29 +110,29 @@ char* shared_at(unsigned at, unsigned bytes, unsigned aligned, int block) {
     fail("%u bytes at %#x are not all in the shared memory of %u bytes", bytes, at, launched().shared);
   return block_at(block).memory + offset - FIRST;
 }
-unsigned at_other(unsigned at, int program) {
-  const unsigned there = at | (unsigned)(program + 1) << OFFSET_BITS;
+unsigned map_to_peer(unsigned at, int rank) {
+  const unsigned there = at | (unsigned)(rank + 1) << OFFSET_BITS;
   block_of(there);
   return there;
 }
 
-void init(unsigned barrier, int arrivals) {
+void mbarrier_init(unsigned barrier, int arrivals) {
   if (barrier >> OFFSET_BITS || arrivals < 1 || arrivals >= 1 << 12) fail("no barrier of %d at %#x", arrivals, barrier);
   Barrier& one = *(Barrier*)shared_at(barrier, 8, 8, own_block());
   one.mark = MADE, one.phase = 0, one.count = one.pending = arrivals, one.bytes = 0;
 }
-void expect(unsigned barrier, int bytes) {
+void mbarrier_expect_tx(unsigned barrier, int bytes) {
   Barrier& one = own(barrier);
   one.bytes += bytes;
   arrive_at(one);
 }
-void arrive(unsigned barrier) { arrive_at(own(barrier)); }
-void await(unsigned barrier, int parity) {
+void mbarrier_arrive(unsigned barrier) { arrive_at(own(barrier)); }
+void mbarrier_wait(unsigned barrier, int parity) {
   const Barrier& one = own(barrier);
   wait_until("a barrier in shared memory", barrier, [&] { return one.phase != (unsigned)parity; });
 }
 
-void fetch(unsigned to, const Map* map, int column, int row, unsigned barrier, u64) {
+void tma_load(unsigned to, const TensorMap* map, int column, int row, unsigned barrier, u64) {
   if (map->mark != MAP || map->box_count != 1) fail("this is no map of a matrix");
   Fetch* work = new Fetch();
   work->to = to, work->map = *map, work->column = column, work->row = row;
@@ -145,17 +145,17 @@ void fetch(unsigned to, const Map* map, int column, int row, unsigned barrier, u
   if (end > first) check_global(map->matrix + first * line, (end - first) * line, false);
   start(work, work->block);
 }
-void fetch(unsigned to, const Map* map, int column, int row, int matrix, unsigned barrier, u64 hint) {
+void tma_load(unsigned to, const TensorMap* map, int column, int row, int matrix, unsigned barrier, u64 hint) {
   if (map->mark != MAP) fail("this is no map of matrices");
   for (int i = 0; i < map->box_count; i++) {
-    Map one = *map;
+    TensorMap one = *map;
     one.box_count = 1;
     one.matrix += (long)(matrix + i) * map->rows * map->columns * 2;
     if (matrix + i < 0 || matrix + i >= map->count) one.rows = 0;  // nothing but zeros
-    fetch(to + i * map->box_rows * map->box_columns * 2, &one, column, row, barrier, hint);
+    tma_load(to + i * map->box_rows * map->box_columns * 2, &one, column, row, barrier, hint);
   }
 }
-void copy(unsigned to, const void* from, int bytes, unsigned barrier) {
+void bulk_copy(unsigned to, const void* from, int bytes, unsigned barrier) {
   Copy* work = new Copy();
   work->to = to, work->from = from, work->barrier = barrier, work->block = block_of(to), work->bytes = bytes;
   if (block_of(barrier) != work->block) fail("a barrier of another block");
@@ -164,7 +164,7 @@ void copy(unsigned to, const void* from, int bytes, unsigned barrier) {
   check_global(from, bytes, false);
   start(work, work->block);
 }
-void send(unsigned to, float a, float b, float c, float d, unsigned barrier) {
+void st_async(unsigned to, float a, float b, float c, float d, unsigned barrier) {
   Sent* work = new Sent();
   work->to = to, work->barrier = barrier, work->block = block_of(to), work->bytes = 16;
   const float numbers[4] = {a, b, c, d};
@@ -213,7 +213,7 @@ static void hide(unsigned at, long bytes) {
     now->unfenced.push_back(piece);
   }
 }
-void fence_for_tensor_cores() {
+void fence_async_proxy() {
   for (unsigned piece : now->unfenced) now->block->hidden[piece] = false;
   now->unfenced.clear();
 }

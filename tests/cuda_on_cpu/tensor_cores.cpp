@@ -1,4 +1,4 @@
-// Products of four warps (wgmma): asked for now, there when they are awaited.
+// Wgmmas of four warps (wgmma): asked for now, there when they are awaited.
 
 #include <cstdlib>
 #include <cstring>
@@ -52,13 +52,13 @@ void read_turned(const Place& place, int columns, int block, float* to, int acro
 int row_of(int thread, int i) { return thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8; }
 int column_of(int thread, int i) { return i / 4 * 8 + thread % 4 * 2 + i % 2; }
 
-void multiply(const Asked* (&all)[THREADS], int block) {
+void multiply(const Issued* (&all)[THREADS], int block) {
   static float a[ROWS][DEPTH], b[DEPTH][256], sums[ROWS][256];
-  const Asked& first = *all[0];
+  const Issued& first = *all[0];
   const int width = first.width;
-  for (const Asked* one : all)
+  for (const Issued* one : all)
     if (one->width != width || one->a != first.a || one->b != first.b || one->on != first.on || !one->held != !first.held)
-      fail("threads ask for different products");
+      fail("threads issue different wgmmas");
   if (first.held) {
     for (int thread = 0; thread < THREADS; thread++)
       for (int i = 0; i < 8; i++)
@@ -78,40 +78,40 @@ void multiply(const Asked* (&all)[THREADS], int block) {
     for (int i = 0; i < width / 2; i++) all[thread]->sums[i] = sums[row_of(thread, i)][column_of(thread, i)];
 }
 
-void finish(Products& products, size_t left) {
-  while (products.groups[0].size() > left) {
-    const size_t count = products.groups[0].front().size();
-    for (auto& groups : products.groups)
-      if (groups.empty() || groups.front().size() != count) fail("threads ask for different products");
+void finish(Wgmmas& wgmmas, size_t left) {
+  while (wgmmas.groups[0].size() > left) {
+    const size_t count = wgmmas.groups[0].front().size();
+    for (auto& groups : wgmmas.groups)
+      if (groups.empty() || groups.front().size() != count) fail("threads issue different wgmmas");
     for (size_t i = 0; i < count; i++) {
-      const Asked* all[THREADS];
-      for (int thread = 0; thread < THREADS; thread++) all[thread] = &products.groups[thread].front()[i];
+      const Issued* all[THREADS];
+      for (int thread = 0; thread < THREADS; thread++) all[thread] = &wgmmas.groups[thread].front()[i];
       multiply(all, own_block());
     }
-    for (auto& groups : products.groups) groups.pop_front();
+    for (auto& groups : wgmmas.groups) groups.pop_front();
   }
 }
 
 }  // namespace
 
-void ask_product(float* s, int count, const char* width, u64 a, const pair_t* held, u64 b, int on) {
-  if (atoi(width) != 2 * count || count % 4 || count > 128) fail("%d sums of a thread are no product %s wide", count, width);
-  own_products().open[now->thread % THREADS].push_back({s, 2 * count, a, b, held, on});
+void issue_wgmma(float* s, int count, const char* width, u64 a, const pair_t* held, u64 b, int on) {
+  if (atoi(width) != 2 * count || count % 4 || count > 128) fail("%d sums of a thread are no wgmma %s wide", count, width);
+  own_wgmmas().open[now->thread % THREADS].push_back({s, 2 * count, a, b, held, on});
 }
-void asked_products() {
-  Products& products = own_products();
+void wgmma_commit() {
+  Wgmmas& wgmmas = own_wgmmas();
   const int thread = now->thread % THREADS;
-  products.groups[thread].push_back(std::move(products.open[thread]));
-  products.open[thread].clear();
-  if (!late()) meet(products.meeting, THREADS, "asked products", [&] { finish(products, 0); });
+  wgmmas.groups[thread].push_back(std::move(wgmmas.open[thread]));
+  wgmmas.open[thread].clear();
+  if (!late()) meet(wgmmas.meeting, THREADS, "wgmma_commit", [&] { finish(wgmmas, 0); });
 }
-void await_products(int left) {
-  Products& products = own_products();
-  meet(products.meeting, THREADS, "awaited products", [&] { finish(products, left); });
+void wgmma_wait(int left) {
+  Wgmmas& wgmmas = own_wgmmas();
+  meet(wgmmas.meeting, THREADS, "wgmma_wait", [&] { finish(wgmmas, left); });
 }
-void check_settled(const float* s) {
-  Products& products = own_products();
-  for (auto& group : products.groups[now->thread % THREADS])
+void check_accumulators(const float* s) {
+  Wgmmas& wgmmas = own_wgmmas();
+  for (auto& group : wgmmas.groups[now->thread % THREADS])
     for (auto& one : group)
       if (one.sums == s) fail("sums are used before they are there");
 }

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from diagonal.engine.attention import Causal
-from diagonal.engine.kernels import SWITCH
+from diagonal.engine.kernels.device import SWITCH
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RUNNABLE = DEVICE == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"

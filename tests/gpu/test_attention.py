@@ -16,8 +16,8 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a GPU or TRITON_INTERPRET=1", allow_module_level=True)
 
-from diagonal.engine.kernels import attention
-from diagonal.engine.kernels.attention import attend, tiles
+from diagonal.engine.kernels import tuning
+from diagonal.engine.kernels.triton.split_kv import attend, tiling
 from diagonal.engine.kernels.visibility import BLOCK, Visibility, attend_reference
 from tests.caches import BOUND, NEVER, NOW, Shape, case, error, seen_by
 from tests.gpu import DEVICE
@@ -48,7 +48,9 @@ def _int32(number: int) -> Tensor:
 
 
 def attended(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, processors: int | None = None) -> Tensor:
-    """The kernel with every new buffer filled with NaN, so that a place that no program writes shows."""
+    """The kernel with every new buffer filled with NaN, so that a place that no thread block writes shows."""
+    if processors is None:
+        processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count if CUDA else 132
     torch.use_deterministic_algorithms(True)
     try:
         return attend(*qkv, seen, processors)
@@ -108,10 +110,10 @@ def test_a_captured_graph_follows_the_step() -> None:
     (q, k, v), seen = case((1, 8, 2, 4, 320, 64), torch.bfloat16)
     qkv = (q, k.nan_to_num(0), v.nan_to_num(0))
     fed = torch.randint(0, 2 * NOW, (320,), device=DEVICE, dtype=torch.int32)
-    attend(*qkv, seen)  # compiles
+    attend(*qkv, seen, 132)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = attend(*qkv, seen)
+        out = attend(*qkv, seen, 132)
     for step, highest in ((NOW, 100), (NOW - 6, 200), (NOW, 260)):
         seen.slots_S.random_(0, highest)
         now = seen_by(seen.slots_S, fed, step)
@@ -127,15 +129,15 @@ def test_one_or_two_programs_on_each_processor_fill_the_gpu(shape: Shape, querie
     batch, heads, kv_heads, _, length, width = shape
     q = torch.empty(batch, heads, queries, width, dtype=torch.bfloat16, device="meta")
     k = torch.empty(batch, kv_heads, length, width, dtype=torch.bfloat16, device="meta")
-    cut = tiles(q, k, 132)
+    found, tuned = tiling(q, k, 132), tuning.HOPPER.split_kv
     rows = queries * heads // kv_heads
-    programs = -(-rows // cut.rows) * batch * kv_heads
-    assert cut.rows & (cut.rows - 1) == 0 and 16 <= cut.rows <= attention.MAX_ROWS
-    apart = length // BLOCK >= attention.LEAST * 2 * (132 // programs)
+    programs = -(-rows // found.rows) * batch * kv_heads
+    assert found.rows & (found.rows - 1) == 0 and 16 <= found.rows <= tuned.rows
+    apart = length // BLOCK >= tuned.least_blocks * 2 * (132 // programs)
     room = 132 * (2 if apart else 1)
-    assert cut.parts == 1 or programs * cut.parts <= room
-    full = programs * (cut.parts + 1) > room
-    assert full or cut.parts in (attention.MAX_PARTS, length // BLOCK)
+    assert found.splits == 1 or programs * found.splits <= room
+    full = programs * (found.splits + 1) > room
+    assert full or found.splits in (tuned.splits, length // BLOCK)
 
 
 def test_what_the_kernel_would_read_wrongly_is_refused() -> None:
@@ -152,4 +154,4 @@ def test_what_the_kernel_would_read_wrongly_is_refused() -> None:
         ((q, k, v, wide), "needed_L"),
     ]:
         with pytest.raises(ValueError, match=message):
-            attend(*given, processors=1)
+            attend(*given, multiprocessors=1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from diagonal import Grid, Layout, Sampling, load, make_plan
-from diagonal.engine.kernels import SWITCH
+from diagonal.engine.kernels.device import SWITCH
 from diagonal.engine.sampler import Sampler
 from diagonal.engine.tokens.cache import KVCache
 from diagonal.engine.tokens.decode import decode

@@ -11,7 +11,8 @@ from diagonal import Grid, Layout, make_plan
 from diagonal.catalog.names import find
 from diagonal.checkpoints.quantize import quantize
 from diagonal.engine.attention import Causal
-from diagonal.engine.kernels import SWITCH, plain
+from diagonal.engine.kernels import reference
+from diagonal.engine.kernels.device import SWITCH
 from diagonal.engine.tokens.cache import KVCache
 from diagonal.engine.tokens.decode import decode
 from tests.gpu import DEVICE, RUNNABLE, poisoned
@@ -26,9 +27,9 @@ ALIKE, NEAR = (0.999, 0.01) if DEVICE == "cuda" else (0.3, 0.1)
 
 
 def _kernels() -> Any:
-    from diagonal.engine.kernels import fused
+    from diagonal.engine.kernels.triton import fp8_gemm
 
-    return fused
+    return fp8_gemm
 
 
 def _random(*shape: int) -> torch.Tensor:
@@ -40,7 +41,7 @@ def test_rows_are_those_of_the_plain_form_and_then_zeros() -> None:
     x = _random(20, 200)
     with poisoned():
         rows, scale = _kernels().fp8_rows(x, 16)
-    wanted, exact = plain.fp8_rows(x)
+    wanted, exact = reference.fp8_rows(x)
     assert rows.shape == (32, 200) and scale.shape == (32, 1)
     torch.testing.assert_close(scale[:20], exact)
     assert (rows[:20].float() == wanted.float()).float().mean() > ALIKE
@@ -49,19 +50,15 @@ def test_rows_are_those_of_the_plain_form_and_then_zeros() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 50, 100])
 @pytest.mark.parametrize("more", [(False, False), (True, False), (False, True), (True, True)], ids=str)
-def test_products_of_any_number_of_rows_are_those_of_the_plain_form(
-    rows: int, more: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if DEVICE == "cpu":
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+def test_products_of_any_number_of_rows_are_those_of_the_plain_form(rows: int, more: tuple[bool, bool]) -> None:
     torch.manual_seed(rows)
-    x, (numbers, scale) = _random(1, rows, 80), plain.fp8_rows(_random(48, 80))
+    x, (numbers, scale) = _random(1, rows, 80), reference.fp8_rows(_random(48, 80))
     bias, residual = _random(48), _random(1, rows, 48)
     added = [part if given else None for part, given in zip((bias, residual), more, strict=True)]
     kept = residual.clone()
     with poisoned():
-        found = _kernels().fp8_linear(x, numbers, scale.flatten(), *added)
-    twin = plain.fp8_linear(x, numbers, scale.flatten(), *added).float()
+        found = _kernels().linear(x, numbers, scale.flatten(), *added)
+    twin = reference.fp8_linear(x, numbers, scale.flatten(), *added).float()
     assert found.shape == (1, rows, 48) and found.dtype == torch.bfloat16 and found.is_contiguous()
     assert (found.float() - twin).norm() < NEAR * twin.norm()
     assert torch.equal(residual, kept)
@@ -71,7 +68,7 @@ def test_products_of_any_number_of_rows_are_those_of_the_plain_form(
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.parametrize("spec", ["raster", "diagonal:k=1", "diagonal:k=1,d=2"])
 def test_captured_steps_decode_the_tokens_of_eager_ones(name: str, spec: str) -> None:
-    from diagonal.engine.kernels.attention import attend
+    from diagonal.engine.kernels.select import decode_attention
     from diagonal.engine.sampler import Sampler
     from diagonal.engine.tokens.graphs import Graphs
 
@@ -84,7 +81,7 @@ def test_captured_steps_decode_the_tokens_of_eager_ones(name: str, spec: str) ->
         cache = KVCache(model.cache_spec, 1, plan.layout.length, device, torch.bfloat16)
         seeds = [torch.Generator(device).manual_seed(1)]
         chosen = Sampler(GREEDY, torch.tensor(config.valid_ids(), device=device), plan.layout.prefix, seeds)
-        runner = Graphs(model, cache, chosen, attend, capture)
+        runner = Graphs(model, cache, chosen, decode_attention, capture)
         for _ in range(2):  # the second time every graph is replayed
             tokens = random_prompt(config, plan).to(device)
             frames = [frame.tokens.cpu() for frame in decode(runner, plan, tokens)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,20 +11,29 @@ from torch import Tensor
 
 from diagonal import Grid, Layout, make_plan
 from diagonal.engine.heads import Heads
-from diagonal.engine.kernels import cuda
+from diagonal.engine.kernels.cuda import nvrtc
 from diagonal.engine.tokens.graphs import _blocks_seen, _fed_blocks
 
 pytest.importorskip("triton")
-if not torch.cuda.is_available() or torch.cuda.get_device_capability() != cuda.HOPPER:
+if not torch.cuda.is_available() or torch.cuda.get_device_capability() != nvrtc.HOPPER:
     pytest.skip("no Hopper GPU", allow_module_level=True)
 
-from diagonal.engine.kernels import attention, fused, hopper_attention, plain
+from diagonal.engine.kernels import reference, select, tuning
+from diagonal.engine.kernels.cuda import hopper_attention
+from diagonal.engine.kernels.triton import split_kv
 from diagonal.engine.kernels.visibility import BLOCK, NOWHERE, Visibility
 from tests.caches import BOUND, Shape, case, error, rising
 from tests.gpu import poisoned
-from tests.gpu.test_attention import attended
 
 pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    """Kernels have none."""
+    with torch.no_grad():
+        yield
+
 
 SHAPES: list[Shape] = [  # B, H, K, S, L, D
     (1, 32, 8, 48, 1216, 128),  # a number of blocks that is odd
@@ -70,7 +80,13 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: object) -> None:
         raise AssertionError("the other kernel was asked")
 
-    monkeypatch.setattr(attention, "_attend", refuse)
+    monkeypatch.setattr(split_kv, "_attend", refuse)
+
+
+def attended(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility) -> Tensor:
+    """The kernel with every new buffer filled with NaN, so that a place that no thread block writes shows."""
+    with poisoned():
+        return select.decode_attention(*qkv, seen)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 3])
@@ -80,8 +96,9 @@ def test_the_kernel_agrees_with_its_twin(
     shape: Shape, processors: int, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hopper_attention, "GROUPS", (groups,))
+    monkeypatch.setattr(select, "_multiprocessors", lambda device: processors)
     qkv, seen = _given(shape)
-    out = attended(qkv, seen, processors)
+    out = attended(qkv, seen)
     assert out.dtype == torch.bfloat16 and out.transpose(1, 2).is_contiguous()
     assert error(out, qkv, seen) < BOUND[torch.bfloat16]
     assert not out[:, :, -1].any()  # the padding row
@@ -134,10 +151,10 @@ def test_a_step_sees_what_it_writes_itself(least: int, width: int) -> None:
     heads = Heads(10 * torch.randn(1, inputs, 48 * width, device="cuda").bfloat16(), 8, width)
 
     def step(k: Tensor, v: Tensor) -> Tensor:
-        return attention.attend(fused.remember(heads, k, v, slots), k, v, seen)
+        return select.decode_attention(select.write_heads(heads, k, v, slots), k, v, seen)
 
     wanted, found = cache.clone(), cache.clone()
-    fused.remember(heads, wanted[0], wanted[1], slots)
+    select.write_heads(heads, wanted[0], wanted[1], slots)
     torch.cuda.synchronize()
     last = step(wanted[0], wanted[1])  # which writes what is there
     graph = torch.cuda.CUDAGraph()
@@ -154,15 +171,15 @@ def test_a_step_sees_what_it_writes_itself(least: int, width: int) -> None:
 @pytest.mark.parametrize("shape", PROMPTS, ids=str)
 def test_prompts_agree_with_float64(shape: Shape, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies behind a prompt's last slot in its cache is nobody's business, even if it is no number."""
-    monkeypatch.setattr(hopper_attention, "PROMPT", groups)
+    monkeypatch.setattr(tuning.HOPPER.hopper_attention, "prefill_groups", groups)
     torch.manual_seed(0)
     batch, heads, kv_heads, queries, length, width = shape
     q = torch.randn(batch, heads, queries, width, device="cuda").bfloat16()
     k, v = torch.randn(2, batch, kv_heads, length, width, device="cuda").bfloat16()
     k[:, :, queries + BLOCK :], v[:, :, queries + BLOCK :] = torch.nan, torch.nan
     with poisoned():
-        found = hopper_attention.prompt(q, k, v)
-    wanted = plain.prompt(q.double(), k.double(), v.double())
+        found = hopper_attention.prefill(q, k, v)
+    wanted = reference.prefill_attention(q.double(), k.double(), v.double())
     assert found.shape == wanted.shape and found.transpose(1, 2).is_contiguous()
     assert (found.double() - wanted).abs().max() < BOUND[torch.bfloat16] * wanted.abs().max()
 
@@ -178,11 +195,11 @@ def test_nothing_written_is_nothing_seen() -> None:
 @pytest.mark.parametrize("shape", [(1, 32, 8, 96, 2560, 128), (1, 32, 4, 14, 5248, 64)], ids=str)
 def test_it_gives_the_same_each_time_and_in_a_graph(shape: Shape) -> None:
     qkv, seen = _given(shape)
-    first = attention.attend(*qkv, seen)
-    assert all(torch.equal(first, attention.attend(*qkv, seen)) for _ in range(20))
+    first = select.decode_attention(*qkv, seen)
+    assert all(torch.equal(first, select.decode_attention(*qkv, seen)) for _ in range(20))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = attention.attend(*qkv, seen)
+        captured = select.decode_attention(*qkv, seen)
     for _ in range(20):
         graph.replay()
         assert torch.equal(first, captured)
@@ -190,11 +207,13 @@ def test_it_gives_the_same_each_time_and_in_a_graph(shape: Shape) -> None:
 
 def test_what_it_is_not_made_for_is_left_to_others() -> None:
     (q, k, v), seen = _given((1, 32, 8, 48, 1216, 128))
-    assert hopper_attention.fitting(q, k, v, seen)
-    assert not hopper_attention.fitting(q.transpose(1, 2).contiguous().transpose(1, 2), k, v, seen)
-    assert not hopper_attention.fitting(q.half(), k.half(), v.half(), seen)
-    assert not hopper_attention.fitting(
+    assert hopper_attention.supports_step(q, k, v, seen)
+    assert not hopper_attention.supports_step(q.transpose(1, 2).contiguous().transpose(1, 2), k, v, seen)
+    assert not hopper_attention.supports_step(q.half(), k.half(), v.half(), seen)
+    assert not hopper_attention.supports_step(
         q[..., :32].contiguous(), k[..., :32].contiguous(), v[..., :32].contiguous(), seen
     )
-    assert not hopper_attention.fitting(q, k, v, replace(seen, extent=seen.extent.int()))
-    assert not hopper_attention.fitting(q, k[:, :1].contiguous(), v[:, :1].contiguous(), seen)  # 32 heads share keys
+    assert not hopper_attention.supports_step(q, k, v, replace(seen, extent=seen.extent.int()))
+    assert not hopper_attention.supports_step(
+        q, k[:, :1].contiguous(), v[:, :1].contiguous(), seen
+    )  # 32 heads share keys

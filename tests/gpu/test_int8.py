@@ -11,7 +11,7 @@ from torch import Tensor
 from diagonal.catalog.names import find
 from diagonal.checkpoints import int8_rows
 from diagonal.checkpoints.quantize import quantize
-from diagonal.engine.kernels import plain
+from diagonal.engine.kernels import reference, select, tuning
 from tests.gpu import BFLOAT16, DEVICE, RUNNABLE, logits_errors, poisoned
 
 pytest.importorskip("triton")
@@ -24,9 +24,9 @@ SHAPES = SMALL + (LARGE if DEVICE == "cuda" else [])
 
 
 def _kernel() -> Any:
-    from diagonal.engine.kernels import int8
+    from diagonal.engine.kernels.triton import int8_gemm
 
-    return int8
+    return int8_gemm
 
 
 def _case(rows: int, cols: int, depth: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -55,7 +55,7 @@ def test_products_agree_with_float64(shape: tuple[int, int, int], more: tuple[bo
 
 @pytest.mark.parametrize("width", [16, 32, 64, 128])
 def test_every_form_of_the_kernel_gives_the_same(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever columns, parts and stages are chosen."""
+    """Whatever columns, splits and stages are chosen."""
     kernel = _kernel()
     x, weight, scale, _, _ = _case(16, 144, 700, torch.float16)
     form = (width, max(1, 64 // width), 4)
@@ -67,29 +67,30 @@ def test_every_form_of_the_kernel_gives_the_same(width: int, monkeypatch: pytest
 
 
 def test_tiles_fill_the_machine_and_its_memory_pipes() -> None:
-    kernel = _kernel()
+    kernel, tuned = _kernel(), tuning.HOPPER.int8
     for cols in (2048, 2560, 4096, 6144, 8262, 16384, 28672, 64000):
-        width, parts, stages = kernel.tiles(cols)
+        width, splits, stages = kernel.tiles(cols)
         programs = -(-cols // width)
-        held = min(programs / kernel.MULTIPROCESSORS, 3)
-        under_way = held * width * kernel.DEPTH * parts * (stages - 1)
-        assert parts * width // 8 >= kernel.WARPS  # no warp repeats what another does
+        held = min(programs / tuned.multiprocessors, 3)
+        under_way = held * width * tuned.depth * splits * (stages - 1)
+        assert splits * width // 8 >= tuned.warps  # no warp repeats what another does
         assert programs >= 128 and under_way >= 26 * 1024
-        assert stages * parts * kernel.DEPTH * (width + 2 * kernel.MOST_ROWS) <= 192 * 1024
+        assert stages * splits * tuned.depth * (width + 2 * tuned.rows) <= 192 * 1024
 
 
 @pytest.mark.parametrize(("batch", "dtype"), [(2, torch.bfloat16), (6, torch.bfloat16), (2, torch.float32)])
-def test_batches_are_flattened_and_the_rest_is_left_to_the_twin(batch: int, dtype: torch.dtype) -> None:
-    from diagonal.engine.kernels import fused
-
+def test_batches_are_flattened_and_the_rest_is_left_to_the_reference(
+    batch: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(select, "serves", lambda x: True)
     x, weight, scale, bias, residual = _case(3 * batch, 40, 64, dtype)
     exact = (x.double() @ weight.double().T) * scale.double() + bias.double() + residual.double()
     shaped = (x.view(batch, 3, 64), residual.view(batch, 3, 40))
-    found = fused.int8_linear(shaped[0], weight, scale, bias, shaped[1])
+    found = select.int8_linear(shaped[0], weight, scale, bias, shaped[1])
     assert found.shape == (batch, 3, 40) and found.dtype == dtype
     assert (found.flatten(0, 1).double() - exact).abs().max() <= 3 * BFLOAT16 * exact.abs().max()
     if batch == 6 or dtype == torch.float32:
-        assert torch.equal(found, plain.int8_linear(shaped[0], weight, scale, bias, shaped[1]))
+        assert torch.equal(found, reference.int8_linear(shaped[0], weight, scale, bias, shaped[1]))
 
 
 def test_what_the_kernel_cannot_read_is_refused() -> None:

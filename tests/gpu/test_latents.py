@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
-from diagonal.engine.chunks.split_kv import WIDE, attend_wide
+from diagonal.engine.attention import WIDE
 from diagonal.engine.heads import LatentHeads
-from diagonal.engine.kernels import plain
+from diagonal.engine.kernels import cudnn, reference
 from tests.gpu import BFLOAT16, DEVICE, RUNNABLE, poisoned
 
 pytest.importorskip("triton")
@@ -29,7 +30,7 @@ def _random(*shape: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("per", [(1, 1), (1, 3), (2, 1), (2, 3)], ids=str)
 @pytest.mark.parametrize("width", [96, 1536])
 def test_residuals_and_norms(per: tuple[int, int], width: int, dtype: torch.dtype) -> None:
-    from diagonal.engine.kernels import latents
+    from diagonal.engine.kernels.triton import latents
 
     torch.manual_seed(width)
     x, delta = _random(2, 3, 4, width, dtype=dtype), _random(2, 12, width, dtype=dtype)
@@ -45,20 +46,16 @@ def test_residuals_and_norms(per: tuple[int, int], width: int, dtype: torch.dtyp
         exact: list[Any] = [None if one is None else one.double() for one in given]
         with poisoned():
             found = partial(latents.add_norm, eps=1e-6)(*given)
-        wanted = partial(plain.add_norm, eps=1e-6)(*exact)
+        wanted = partial(reference.add_norm, eps=1e-6)(*exact)
         for one, two in zip(found, wanted, strict=True):
             assert one.dtype == dtype and one.shape == x.shape
             assert (one.double() - two).abs().max() <= bound * two.abs().max()
-    with poisoned():
-        added = latents.add_gated(x, delta, changes[5])
-    gated = plain.add_gated(x.double(), delta.double(), changes[5].double())
-    assert (added.double() - gated).abs().max() <= bound * gated.abs().max()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 5, 4, 24), (2, 3, 12, 128)], ids=str)  # B, S, H, D
-def test_heads_are_normed_turned_and_written_to_their_places(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    from diagonal.engine.kernels import latents
+def test_heads_are_normed_rotated_and_written_to_their_places(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    from diagonal.engine.kernels.triton import latents
 
     batch, inputs, heads, wide = shape
     torch.manual_seed(sum(shape))
@@ -69,7 +66,7 @@ def test_heads_are_normed_turned_and_written_to_their_places(shape: tuple[int, .
     cache = _random(2, batch, inputs + 4, heads, wide, dtype=dtype)
     before = cache.clone()
     with poisoned():
-        q = latents.turn(given, cache[0, :, 2:-2], cache[1, :, 2:-2])
+        q = latents.rope(given, cache[0, :, 2:-2], cache[1, :, 2:-2])
     wanted = given.split()
     bound = 3e-6 if dtype == torch.float32 else 4 * BFLOAT16
     for found, exact in zip((q, cache[0, :, 2:-2], cache[1, :, 2:-2]), wanted, strict=True):
@@ -80,23 +77,23 @@ def test_heads_are_normed_turned_and_written_to_their_places(shape: tuple[int, .
 
 
 def test_what_the_kernel_would_write_wrongly_is_refused() -> None:
-    from diagonal.engine.kernels import latents
+    from diagonal.engine.kernels.triton import latents
 
     angles = torch.randn(3, 1, 4, device=DEVICE)
     norm, qkv = torch.ones(16, device=DEVICE), torch.randn(1, 3, 48, device=DEVICE)
     heads, place = LatentHeads(qkv, 2, norm, norm, 1e-6, (angles, angles)), torch.zeros(1, 3, 2, 8, device=DEVICE)
     with pytest.raises(ValueError, match="an output of shape"):
-        latents.turn(heads, place[:, :2], place)
+        latents.rope(heads, place[:, :2], place)
     short = LatentHeads(qkv, 2, norm, norm, 1e-6, (angles[:2], angles[:2]))
     with pytest.raises(ValueError, match="a rotation of shape"):
-        latents.turn(short, place, place)
+        latents.rope(short, place, place)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("across", [False, True])  # heads of a query lie side by side
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_parts_of_the_keys_are_mixed_as_one(count: int, across: bool, dtype: torch.dtype) -> None:
-    from diagonal.engine.kernels import latents
+def test_splits_of_the_keys_are_reduced_to_one(count: int, across: bool, dtype: torch.dtype) -> None:
+    from diagonal.engine.kernels.triton import latents
 
     torch.manual_seed(count)
     q, k, v = (torch.randn(1, 3, size, 32, device=DEVICE, dtype=torch.float64) for size in (5, 8 * count, 8 * count))
@@ -106,7 +103,7 @@ def test_parts_of_the_keys_are_mixed_as_one(count: int, across: bool, dtype: tor
     sums = torch.cat([one.logsumexp(-1) for one, _ in apart])
     mixed = mixed.transpose(1, 2).contiguous().transpose(1, 2) if across else mixed
     with poisoned():
-        found = latents.mix(mixed.to(dtype), sums.float())
+        found = latents.reduce(mixed.to(dtype), sums.float())
     wanted = scores.softmax(-1) @ v
     bound = 3e-6 if dtype == torch.float32 else 3 * BFLOAT16
     assert found.shape == q.shape and (found.double() - wanted).abs().max() <= bound * wanted.abs().max()
@@ -114,9 +111,9 @@ def test_parts_of_the_keys_are_mixed_as_one(count: int, across: bool, dtype: tor
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 @pytest.mark.parametrize("keys", [4680, 18720])
-def test_wide_attention_in_parts_is_that_of_the_whole(keys: int) -> None:
+def test_attention_to_split_keys_is_that_to_all(keys: int) -> None:
     q, k, v = (_random(1, size, 12, 128, dtype=torch.bfloat16) for size in (4680, keys, keys))
     q, k, v = (part.transpose(1, 2) for part in (q, k, v))
     with torch.inference_mode(), sdpa_kernel(WIDE, set_priority=True):
-        found, wanted = attend_wide(q, k, v, splits=2), attend_wide(q, k, v)
+        found, wanted = cudnn.attend(q, k, v, splits=2), scaled_dot_product_attention(q, k, v)
     assert (found.float() - wanted.float()).norm() < 0.01 * wanted.float().norm()

@@ -15,8 +15,9 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs a CUDA device, or TRITON_INTERPRET=1", allow_module_level=True)
 
-from diagonal.engine.kernels import held_ids
-from diagonal.engine.kernels import sampling as kernels
+from diagonal.engine.kernels import select
+from diagonal.engine.kernels.cuda import register_sampling
+from diagonal.engine.kernels.triton import sampling as kernels
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -30,7 +31,7 @@ pytestmark = [
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_the_kernel_draws_by_the_rule(kind: str, sampling: Sampling) -> None:
-    check(kernels.sample, kind, sampling, 200, DEVICE)
+    check(select._sample, kind, sampling, 200, DEVICE)
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "infinite", "two", "rising"])
@@ -38,8 +39,8 @@ def test_the_kernel_draws_by_the_rule(kind: str, sampling: Sampling) -> None:
 def test_rows_of_many_blocks_are_drawn_by_the_rule(
     kind: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "_tile", lambda ids: (64, 4))
-    check(kernels.sample, kind, sampling, 333, DEVICE)
+    monkeypatch.setattr(kernels, "_tile", lambda ids, most: (64, 4))
+    check(select._sample, kind, sampling, 333, DEVICE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -49,7 +50,7 @@ def test_the_kernel_draws_what_its_twin_draws(sampling: Sampling, size: int, dty
     count = 128 if CUDA else 4
     logits, low, high, uniform = rows("float32", count, size, seed=size)
     given = on(DEVICE, (logits.to(dtype), low, high, uniform))
-    different = kernels.sample(*given, sampling) != twin(*given, sampling)
+    different = select._sample(*given, sampling) != twin(*given, sampling)
     assert int(different.sum()) <= count // 50  # a uniform number next to a boundary
 
 
@@ -66,14 +67,14 @@ def test_rows_that_a_program_holds_have_a_kernel_that_draws_the_same(
     """Of any length, so that rows begin anywhere in 16 bytes; with a small nucleus and with one of most ids."""
     logits, low, high, uniform = rows("float32", 128, size, seed=size)
     given = on(DEVICE, ((logits * deviation / 3).bfloat16(), low, high, uniform))
-    if not held_ids.able(given[0].device):
+    if not register_sampling.able(given[0].device):
         pytest.skip("this GPU has none")
-    assert held_ids.cut(size, torch.bfloat16, sampling) is not None
-    found = kernels.sample(*given, sampling)
+    assert register_sampling.configure(given[0], sampling) is not None
+    found = select._sample(*given, sampling)
     for _ in range(3):
-        assert torch.equal(found, kernels.sample(*given, sampling))
-    monkeypatch.setattr(held_ids, "fitting", lambda logits, tables, sampling: None)
-    for other in (kernels.sample(*given, sampling), twin(*given, sampling)):
+        assert torch.equal(found, select._sample(*given, sampling))
+    monkeypatch.setattr(register_sampling, "configure", lambda logits, sampling: None)
+    for other in (select._sample(*given, sampling), twin(*given, sampling)):
         # A uniform number next to a boundary, of which thousands of ids as likely as each other have many.
         assert int((found != other).sum()) <= 12 and int(((found - other).abs() > 9).sum()) <= 3
 
@@ -84,7 +85,7 @@ def test_rows_that_a_program_holds_have_a_kernel_that_draws_the_same(
 def test_rows_that_a_program_holds_are_drawn_by_the_rule(kind: str, size: int) -> None:
     for sampling in SAMPLINGS[1::2]:
         logits, low, high, uniform = on(DEVICE, rows(kind, 6, size, seed=size))
-        drawn = kernels.sample(logits.bfloat16(), low, high, uniform, sampling).cpu()
+        drawn = select._sample(logits.bfloat16(), low, high, uniform, sampling).cpu()
         for row, start in enumerate(low.tolist()):
             ids = possible(logits[row, start : int(high[row])].bfloat16().cpu(), float(uniform[row]), sampling)
             assert min(ids) <= int(drawn[row]) - start <= max(ids), (row, sampling)
@@ -99,7 +100,7 @@ def test_rows_of_any_stride_and_beginning_are_held(stride: int) -> None:
     for start in (0, 1, 3):
         logits = memory[start : start + count * stride].view(count, stride)[:, :size]
         # A row alone begins with its first 16 bytes, so that its sums are of other ids.
-        found, alone = (kernels.sample(one, low, high, uniform, sampling) for one in (logits, logits.contiguous()))
+        found, alone = (select._sample(one, low, high, uniform, sampling) for one in (logits, logits.contiguous()))
         assert int((found != alone).sum()) <= 3
 
 
@@ -114,9 +115,9 @@ def test_tokens_are_drawn_into_their_places(sampling: Sampling, dtype: torch.dty
     ids, uniform = torch.stack([low, low + 100]).to(DEVICE), uniform.to(DEVICE)
     places = torch.tensor([3, 39, 0, 17, 8], device=DEVICE)
     tokens = torch.full((batch, length + 3), -7, device=DEVICE)[:, :length]  # a view, as a window's tokens are
-    kernels.sample_into(tokens, logits, ids, uniform, places, sampling)
+    select.sample_into(tokens, logits, ids, uniform, places, sampling)
     first, end = ids[:, places].repeat(1, batch)
-    wanted = kernels.sample(logits.flatten(0, 1), first, end, uniform[:, places].flatten(), sampling)
+    wanted = select._sample(logits.flatten(0, 1), first, end, uniform[:, places].flatten(), sampling)
     assert torch.equal(tokens[:, places].flatten(), wanted)
     others = [place for place in range(length) if place not in places.tolist()]
     assert (tokens[:, others] == -7).all()
@@ -132,9 +133,9 @@ def test_the_search_ends_where_it_must_however_few_guesses_it_has(
     """The threshold is exact, so what is drawn cannot depend on the way to it."""
     logits, low, high, uniform = rows("float32", 4, 1000, seed=guesses)
     given = logits.to(dtype), low, high, uniform
-    drawn = kernels.sample(*given, sampling)
+    drawn = select._sample(*given, sampling)
     monkeypatch.setattr(kernels, "GUESSES", type(kernels.GUESSES)(guesses))
-    assert torch.equal(kernels.sample(*given, sampling), drawn)
+    assert torch.equal(select._sample(*given, sampling), drawn)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 17])
@@ -142,7 +143,7 @@ def test_rows_of_held_ids_are_drawn_by_the_rule(size: int) -> None:
     logits = torch.randn(6, size, generator=torch.Generator().manual_seed(size))
     given = logits, torch.zeros(6, dtype=torch.long), torch.full((6,), size), torch.linspace(0, 0.99, 6)
     for sampling in SAMPLINGS[::3]:
-        assert torch.equal(kernels.sample(*on(DEVICE, given), sampling).cpu(), twin(*given, sampling))
+        assert torch.equal(select._sample(*on(DEVICE, given), sampling).cpu(), twin(*given, sampling))
 
 
 def test_draws_follow_the_probabilities() -> None:
@@ -152,7 +153,7 @@ def test_draws_follow_the_probabilities() -> None:
     sampling = Sampling(temperature=1.5, top_p=0.9)
     low, high = torch.zeros(count, dtype=torch.long), torch.full((count,), 20)
     uniform = torch.rand(count, generator=torch.Generator().manual_seed(1))
-    drawn = kernels.sample(*on(DEVICE, (logits.repeat(count, 1), low, high, uniform)), sampling).cpu()
+    drawn = select._sample(*on(DEVICE, (logits.repeat(count, 1), low, high, uniform)), sampling).cpu()
     assert chi_square(drawn, probabilities(logits, sampling)) < 6
 
 
@@ -160,13 +161,13 @@ def test_draws_follow_the_probabilities() -> None:
 @pytest.mark.parametrize("sampling", SAMPLINGS[::4], ids=str)
 def test_a_row_without_a_finite_logit_gives_no_id(sampling: Sampling, value: float) -> None:
     given = torch.full((2, 50), value), torch.tensor([0, 3]), torch.tensor([50, 40]), torch.tensor([0.0, 0.5])
-    assert kernels.sample(*on(DEVICE, given), sampling).tolist() == [-1, -1]
+    assert select._sample(*on(DEVICE, given), sampling).tolist() == [-1, -1]
 
 
 def test_ids_that_do_not_lie_side_by_side_are_refused() -> None:
     ends = torch.zeros(2, dtype=torch.long), torch.full((2,), 9)
     with pytest.raises(ValueError, match="side by side"):
-        kernels.sample(torch.zeros(9, 2).T, *ends, torch.zeros(2), Sampling())
+        select._sample(torch.zeros(9, 2).T, *ends, torch.zeros(2), Sampling())
 
 
 @pytest.mark.skipif(not CUDA, reason="graphs need a CUDA device")
@@ -174,13 +175,13 @@ def test_the_kernel_runs_inside_a_cuda_graph() -> None:
     """Captured once, it reads new logits and numbers: no host sync, no size that depends on them."""
     sampling = Sampling(top_k=50, top_p=0.9)
     given = on("cuda", rows("float32", 16, 4000, seed=0))
-    kernels.sample(*given, sampling)
+    select._sample(*given, sampling)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        drawn = kernels.sample(*given, sampling)
+        drawn = select._sample(*given, sampling)
     for seed in (1, 2):
         for tensor, fresh in zip(given, rows("float32", 16, 4000, seed), strict=True):
             tensor.copy_(fresh)
         drawn.fill_(-7)
         graph.replay()
-        assert torch.equal(drawn, kernels.sample(*given, sampling))
+        assert torch.equal(drawn, select._sample(*given, sampling))

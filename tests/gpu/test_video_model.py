@@ -16,7 +16,7 @@ from diagonal import Request, VideoModel
 from diagonal.catalog.names import find
 from diagonal.engine.attention import Full
 from diagonal.engine.chunks.bidirectional import velocity
-from diagonal.engine.kernels import SWITCH
+from diagonal.engine.kernels.device import SWITCH
 from diagonal.generation import chunk_session
 from diagonal.text.encoders import embed
 
@@ -94,7 +94,7 @@ def test_a_text_without_its_padding_is_attended_to_as_with_it(
     world: VideoModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
-    from diagonal.engine.kernels import text
+    from diagonal.engine.kernels.triton import text_attention
 
     calls: list[list[int]] = []
 
@@ -107,7 +107,7 @@ def test_a_text_without_its_padding_is_attended_to_as_with_it(
     with torch.inference_mode():
         words = world.model.embed_text(embed([SHORT, LONG], world.encoder, device="cuda"))
         few = velocity(world.model, x, level, words, Full())
-        monkeypatch.setattr(text, "attend_text", whole)
+        monkeypatch.setattr(text_attention, "attend_text", whole)
         wanted = velocity(world.model, x, level, words, Full())
     assert calls == world.variant.config.layers * [[len(SHORT.split()), len(LONG.split())]]  # type: ignore[attr-defined]
     assert 0 < (few - wanted).norm() <= 0.04 * wanted.norm()

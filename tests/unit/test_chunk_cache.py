@@ -16,9 +16,9 @@ from torch import Tensor
 from diagonal.engine.attention import Full
 from diagonal.engine.chunks.cache import WindowCache, WindowSpec
 from diagonal.engine.chunks.masks import block_causal, dense, flex, teacher_forcing
-from diagonal.engine.chunks.split_kv import attend_wide, kv_splits, split_count
-from diagonal.engine.heads import LatentHeads
 from diagonal.engine.heads import rotate_pairs as rotate
+from diagonal.engine.kernels import select
+from diagonal.engine.kernels.cudnn import even_splits, splits_for
 from diagonal.engine.protocols import CacheSpec
 from diagonal.models.wan import VARIANTS
 from tests.tiny import build
@@ -158,26 +158,26 @@ def test_a_training_mask_is_what_the_cache_holds(window: WindowSpec | None, chun
         assert mask[frame].nonzero().flatten().tolist() == visible(window or WindowSpec(12), end)
 
 
-def test_keys_are_cut_where_the_work_comes_out_more_even() -> None:
-    assert [split_count(4680, 12, keys, 132) for keys in (4680, 18720, 18721)] == [2, 2, 1]
-    assert split_count(4224, 12, 4224, 132) == 1  # 396 blocks are three rounds as they are
-    assert split_count(128, 12, 4096, 132) == 4  # few blocks: more of them
+def test_keys_are_split_where_the_work_comes_out_more_even() -> None:
+    assert [even_splits(4680, 12, keys, 132) for keys in (4680, 18720, 18721)] == [2, 2, 1]
+    assert even_splits(4224, 12, 4224, 132) == 1  # 396 thread blocks are three waves as they are
+    assert even_splits(128, 12, 4096, 132) == 4  # few thread blocks: more of them
 
 
-def test_keys_are_cut_only_where_that_is_known_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    def parts(
+def test_keys_are_split_only_where_that_is_known_to_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def splits(
         batch: int = 1, queries: int = 4680, width: int = 128, dtype: Any = torch.bfloat16, major: int = 9
     ) -> int:
         gpu = SimpleNamespace(major=major, multi_processor_count=132)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-        qkv, norm = torch.empty(batch, queries, 3 * 12 * width, device="meta"), torch.empty(0)
-        keys = torch.empty(batch, 9360, 12, width, dtype=dtype, device="meta")
-        return kv_splits(LatentHeads(qkv, 12, norm, norm, 1e-6, (norm, norm)), keys)
+        q, keys = (torch.empty(batch, 12, size, width, dtype=dtype, device="meta") for size in (queries, 9360))
+        return splits_for(q, keys)
 
-    assert parts() == parts(dtype=torch.float16) == 2
-    assert [parts(batch=2), parts(queries=1000), parts(width=24), parts(dtype=torch.float32), parts(major=8)] == [1] * 5
+    assert splits() == splits(dtype=torch.float16) == 2
+    few = [splits(batch=2), splits(queries=1000), splits(width=24), splits(dtype=torch.float32), splits(major=8)]
+    assert few == [1] * 5
 
 
-def test_keys_in_one_part_are_attended_to_at_once() -> None:
+def test_keys_that_are_not_split_are_attended_to_at_once() -> None:
     q, k, v = (torch.randn(1, 2, size, 8) for size in (5, 9, 9))
-    assert torch.equal(attend_wide(q, k, v), Full().attend(q, k, v))
+    assert torch.equal(select.latent_attention(q, k, v), Full().attend(q, k, v))

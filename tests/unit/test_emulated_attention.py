@@ -8,17 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal.engine.kernels import hopper_attention, plain
-from diagonal.engine.kernels.hopper_attention import Share, blocks_of
+from diagonal.engine.kernels import reference, tuning
+from diagonal.engine.kernels.cuda import hopper_attention
+from diagonal.engine.kernels.cuda.hopper_attention import Schedule, Splits, row_tiles
 from diagonal.engine.kernels.visibility import BLOCK, Visibility, whole_blocks
-from tests.caches import BOUND, Shape, case, error, merged, parts_for, rising
+from tests.caches import BOUND, Shape, case, error, reduced, rising, splits_for
 from tests.cuda_on_cpu import Machine
 from tests.gpu import poisoned
 
 Given = tuple[tuple[Tensor, Tensor, Tensor], Visibility]
-CASES: list[tuple[Shape, int, tuple[int, int]]] = [  # B, H, K, S, L, D; tiles; parts of the first ones, and of others
+CASES: list[tuple[Shape, int, tuple[int, int]]] = [  # B, H, K, S, L, D; tiles; splits of the first ones, and of others
     ((1, 4, 2, 12, 1216, 128), 1, (1, 1)),  # an odd number of rounds
-    ((1, 4, 2, 12, 1216, 128), 1, (2, 2)),  # two programs on a multiprocessor
+    ((1, 4, 2, 12, 1216, 128), 1, (2, 2)),  # two thread blocks on a multiprocessor
     ((2, 4, 2, 37, 704, 128), 1, (3, 3)),  # queries that end within a block
     ((1, 3, 1, 75, 896, 128), 2, (1, 1)),  # three heads, in blocks that are not full
     ((1, 4, 1, 70, 704, 128), 2, (5, 2)),  # five blocks: tiles of three and of two
@@ -35,7 +36,7 @@ def given(shape: Shape) -> Given:
     return (q.contiguous(), k, v), replace(seen, whole=seen.whole.long(), extent=seen.extent.long())
 
 
-def attended(machine: Machine, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, share: Share) -> Tensor:
+def attended(machine: Machine, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, work: Schedule) -> Tensor:
     """With everything at once and with everything late, which is the same."""
     q, k, v = qkv
     later = int(seen.whole) * BLOCK  # the step itself may write these
@@ -43,34 +44,34 @@ def attended(machine: Machine, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibil
     made = []
     for machine.late in (0, 1, 2):
         with poisoned():
-            parts = parts_for(q, share)
-            hopper_attention.run(qkv, seen, parts, share)
-        made.append(merged(*parts))
+            splits = splits_for(q, work)
+            hopper_attention.run(qkv, seen, splits, work)
+        made.append(reduced(*splits))
     assert torch.equal(made[0], made[1])
     return made[0].transpose(1, 2)
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize(("shape", "tiles", "parts"), CASES, ids=str)
+@pytest.mark.parametrize(("shape", "tiles", "splits"), CASES, ids=str)
 def test_the_kernel_agrees_with_its_twin(
-    shape: Shape, tiles: int, parts: tuple[int, int], ordered: bool, machine: Machine
+    shape: Shape, tiles: int, splits: tuple[int, int], ordered: bool, machine: Machine
 ) -> None:
     """Queries in the order of their slots, as plans have them, or in any."""
     qkv, seen = given(shape)
     if ordered:
         seen = replace(seen, slots_S=torch.cat([seen.slots_S[:-1].sort().values, seen.slots_S[-1:]]))
-    out = attended(machine, qkv, seen, Share(blocks_of(*qkv[:2]), tiles, *parts))
+    out = attended(machine, qkv, seen, Schedule(row_tiles(*qkv[:2]), tiles, *splits))
     assert error(out, qkv, seen) < BOUND[torch.bfloat16]
     assert not out[:, :, -1].any()  # the padding row
 
 
 def test_stages_are_used_again() -> None:
     """More than twice in these cases, of both widths: both parities of their barriers."""
-    for (shape, tiles, (parts, _)), paired in ((CASES[0], False), (CASES[1], True), (CASES[7], False)):
+    for (shape, tiles, (splits, _)), paired in ((CASES[0], False), (CASES[1], True), (CASES[7], False)):
         (q, k, _), seen = given(shape)
-        groups = Share(blocks_of(q, k), tiles).groups
-        found = hopper_attention.Cut(shape[5], q.shape[1] // k.shape[1], groups, SPLIT=parts > 1)
-        assert found.paired == paired and int(seen.extent) * BLOCK // (found.keys * parts) > 2 * found.stages
+        groups = Schedule(row_tiles(q, k), tiles).groups
+        found = hopper_attention.KernelConfig(shape[5], q.shape[1] // k.shape[1], groups, SPLIT_KV=splits > 1)
+        assert found.paired == paired and int(seen.extent) * BLOCK // (found.keys * splits) > 2 * found.stages
 
 
 def test_rounds_that_a_block_does_not_see_are_passed_over(machine: Machine) -> None:
@@ -82,22 +83,22 @@ def test_rounds_that_a_block_does_not_see_are_passed_over(machine: Machine) -> N
     needed[512:768], needed[1016:] = torch.iinfo(torch.int32).max, torch.iinfo(torch.int32).max
     seen = Visibility(slots, needed, torch.tensor([1]), torch.tensor([16]))
     k[:, :, 512:768] = v[:, :, 512:768] = torch.nan
-    qkv, share = (q, k, v), Share(2, 1)
-    out = attended(machine, qkv, seen, share)
+    qkv, work = (q, k, v), Schedule(2, 1)
+    out = attended(machine, qkv, seen, work)
     assert error(out, qkv, seen) < BOUND[torch.bfloat16]
     v[:, :, 768:] = torch.nan  # which the second block of rows sees
     out_BSHD = torch.empty_like(out.transpose(1, 2))
-    hopper_attention.run(qkv, seen, (out_BSHD, None, None), share)
+    hopper_attention.run(qkv, seen, Splits(out_BSHD), work)
     assert not out_BSHD[:, :16].isnan().any() and out_BSHD[:, 16:].isnan().all()
 
 
 @pytest.mark.parametrize("case", [1, 2, 4, 7], ids=lambda case: str(CASES[case]))
 def test_scores_may_grow_from_round_to_round(case: int, machine: Machine) -> None:
     """What was mixed before is rescaled then: far from everywhere, as scores of most rounds are not so much greater."""
-    shape, tiles, parts = CASES[case]
+    shape, tiles, splits = CASES[case]
     (q, k, v), seen = given(shape)
     qkv = (q, rising(k), v)
-    out = attended(machine, qkv, seen, Share(blocks_of(q, k), tiles, *parts))
+    out = attended(machine, qkv, seen, Schedule(row_tiles(q, k), tiles, *splits))
     assert error(out, qkv, seen) < BOUND[torch.bfloat16]
 
 
@@ -109,16 +110,16 @@ def test_blocks_that_all_see_need_not_be_said_to_be(whole: int, machine: Machine
     needed = torch.arange(1216, dtype=torch.int32)
     seen = Visibility(slots, needed, torch.full_like(seen.whole, whole), torch.full_like(seen.extent, 13))
     qkv = (q, k.nan_to_num(0), v.nan_to_num(0))
-    assert error(attended(machine, qkv, seen, Share(1, 1)), qkv, seen) < BOUND[torch.bfloat16]
+    assert error(attended(machine, qkv, seen, Schedule(1, 1)), qkv, seen) < BOUND[torch.bfloat16]
 
 
 @pytest.mark.parametrize("extent", [0, 5])
-@pytest.mark.parametrize("parts", [1, 3])
-def test_nothing_written_is_nothing_seen(extent: int, parts: int, machine: Machine) -> None:
+@pytest.mark.parametrize("splits", [1, 3])
+def test_nothing_written_is_nothing_seen(extent: int, splits: int, machine: Machine) -> None:
     qkv, seen = given((2, 4, 2, 37, 704, 128))
     nothing = torch.full_like(seen.needed_L, torch.iinfo(torch.int32).max)
     seen = replace(seen, needed_L=nothing, whole=seen.whole * 0, extent=torch.full_like(seen.extent, extent))
-    assert not attended(machine, qkv, seen, Share(blocks_of(*qkv[:2]), 1, parts)).any()
+    assert not attended(machine, qkv, seen, Schedule(row_tiles(*qkv[:2]), 1, splits)).any()
 
 
 PROMPTS: list[tuple[Shape, int]] = [  # and groups
@@ -135,15 +136,15 @@ def test_inputs_of_a_prompt_see_themselves_and_those_before_them(
     shape: Shape, groups: int, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What lies in blocks behind the prompt is nobody's business, even if it is no number."""
-    monkeypatch.setattr(hopper_attention, "PROMPT", groups)
+    monkeypatch.setattr(tuning.HOPPER.hopper_attention, "prefill_groups", groups)
     torch.manual_seed(0)
     batch, heads, kv_heads, queries, length, width = shape
     q, (k, v) = torch.randn(batch, heads, queries, width), torch.randn(2, batch, kv_heads, length, width)
     q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
     k[:, :, whole_blocks(queries) :] = v[:, :, whole_blocks(queries) :] = torch.nan
-    wanted = plain.prompt(q.double(), k.double(), v.double())
+    wanted = reference.prefill_attention(q.double(), k.double(), v.double())
     machine.fresh = [q, k, v]
     for machine.late in (False, True):
         with poisoned():
-            out = hopper_attention.prompt(q, k, v)
+            out = hopper_attention.prefill(q, k, v)
         assert (out.double() - wanted).abs().max() < BOUND[torch.bfloat16] * wanted.abs().max()

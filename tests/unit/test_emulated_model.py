@@ -1,8 +1,8 @@
-"""A model whose products and attention are made by kernels in CUDA C++, on a CPU: prompt and steps, against float32."""
+"""A model whose GEMMs and attention are kernels in CUDA C++, on a CPU: prefill and decode steps, against float32."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,13 +12,14 @@ from torch import Tensor
 
 from diagonal.engine.attention import Causal
 from diagonal.engine.heads import Heads
-from diagonal.engine.kernels import hopper_attention, narrow, plain, products, wide
+from diagonal.engine.kernels import reference, select
+from diagonal.engine.kernels.cuda import hopper_attention, wgmma_gemm
+from diagonal.engine.kernels.cuda.hopper_attention import Splits
 from diagonal.engine.kernels.visibility import BLOCK, NOWHERE, Visibility
-from diagonal.engine.tokens import cache as caches
-from diagonal.engine.tokens import graphs
+from diagonal.engine.linear import FusedLinear
 from diagonal.engine.tokens.cache import CacheStep, KVCache
 from diagonal.engine.tokens.graphs import DeviceStep
-from diagonal.models import layers, mcar, wham
+from diagonal.models import mcar, wham
 from tests.cuda_on_cpu import Machine
 
 MODELS: dict[str, Any] = {
@@ -27,57 +28,43 @@ MODELS: dict[str, Any] = {
     ),
     "wham": wham.Config(width=256, layers=2, heads=4, codebook=64, frames=2, reference_frames=1, rows=8, cols=8),
 }
-LARGE = {"mcar": set(), "wham": {"wider.cu"}}  # kernels that only one of them is large enough for
+ORIENTATIONS = {"mcar": {False}, "wham": {False, True}}  # only one of them is large enough for both
 PROMPT, FEW, MANY = 70, 5, 24  # inputs of the calls: each has other kernels
 
 
-def _remember(heads: Heads, k: Tensor, v: Tensor, slots: Tensor) -> Tensor:
-    found = narrow.fitting_heads(heads, k, v, slots)
-    return plain.remember(heads, k, v, slots) if found is None else narrow.remember(heads, k, v, slots, found)
-
-
-def _prompt(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return hopper_attention.prompt(q.contiguous(), k, v)
+def _write_heads(heads: Heads, k: Tensor, v: Tensor, slots: Tensor, launch_next: bool) -> Tensor:
+    """In place of Triton's kernel."""
+    return reference.write_heads(heads, k, v, slots).contiguous()
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Visibility) -> Tensor:
     out_BSHD = torch.full_like(q.transpose(1, 2), torch.nan, memory_format=torch.contiguous_format)
-    share = hopper_attention.share(hopper_attention.blocks_of(q, k), programs=1, most=1)
-    hopper_attention.run((q.contiguous(), k, v), seen, (out_BSHD, None, None), share)
+    work = hopper_attention.schedule(hopper_attention.row_tiles(q, k), thread_blocks=1, most=1)
+    hopper_attention.run((q.contiguous(), k, v), seen, Splits(out_BSHD), work)
     return out_BSHD.transpose(1, 2)
 
 
 @pytest.fixture
-def asked(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Kernels are able to do everything, and their names are noted."""
-    names: list[str] = []
+def orientations(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> set[bool]:
+    """Kernels in CUDA C++ serve everything they can, references the rest; the wgmma GEMM's orientations are noted."""
+    found: set[bool] = set()
     machine.processors = 32
-    kernels = {name: getattr(plain, name) for name in plain.__all__}
-    ops = SimpleNamespace(**kernels | {"remember": _remember, "prompt": _prompt})
-    for module in (products, layers):
-        monkeypatch.setattr(module, "able", lambda x: True)
-    for module in (products, layers, caches, graphs):
-        monkeypatch.setattr(module, "ops", lambda x: ops)
+    monkeypatch.setattr(select, "serves", lambda x: True)
+    monkeypatch.setattr(select, "_triton", lambda operation, x: False)
+    triton = SimpleNamespace(write_heads=_write_heads)
+    monkeypatch.setitem(sys.modules, "diagonal.engine.kernels.triton.decode_step", triton)
+    run = wgmma_gemm.run
 
-    def note(module: Any, function: str, name: Callable[..., str]) -> None:
-        run = getattr(module, function)
+    def noted(x: Tensor, linear: FusedLinear, config: wgmma_gemm.KernelConfig) -> Tensor:
+        found.add(config.WEIGHTS_M)
+        return run(x, linear, config)
 
-        def noted(*given: Any, **named: Any) -> Any:
-            names.append(name(*given, **named))
-            return run(*given, **named)
-
-        monkeypatch.setattr(module, function, noted)
-
-    note(narrow, "run", lambda *given: "narrow")
-    note(narrow, "remember", lambda *given: "heads")
-    note(wide, "run", lambda x, product, found: found.file)
-    note(hopper_attention, "run", lambda *given: "attention")
-    note(hopper_attention, "prompt", lambda *given: "prompt")
-    return names
+    monkeypatch.setattr(wgmma_gemm, "run", noted)
+    return found
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_by_kernels_gives_the_logits_that_it_should(name: str, asked: list[str]) -> None:
+def test_a_model_by_kernels_gives_the_logits_that_it_should(name: str, orientations: set[bool]) -> None:
     torch.manual_seed(0)
     model = MODELS[name].build().eval()
     with torch.no_grad():
@@ -86,15 +73,14 @@ def test_a_model_by_kernels_gives_the_logits_that_it_should(name: str, asked: li
     tokens = torch.randint(64, (1, length))
     slots = torch.arange(length)
     with torch.inference_mode(), pytest.MonkeyPatch.context() as usual:
-        for module in (products, layers):
-            usual.setattr(module, "able", lambda x: False)
+        usual.setattr(select, "serves", lambda x: False)
         exact = model(tokens, slots, Causal())
-    assert not asked
+    assert not orientations
 
     small = model.bfloat16()
     cache = KVCache(small.cache_spec, 1, length, torch.device("cpu"), torch.bfloat16)
     found = []
-    with torch.inference_mode():
+    with torch.inference_mode(), select.recorded() as chosen:
         keep = torch.arange(PROMPT - 9, PROMPT)
         found.append(
             small(tokens[:, :PROMPT], slots[:PROMPT], CacheStep(cache, slots[:PROMPT], PROMPT, raster=True), keep)
@@ -108,4 +94,9 @@ def test_a_model_by_kernels_gives_the_logits_that_it_should(name: str, asked: li
     logits = torch.cat(found, 1).float()
     wanted = exact[:, PROMPT - 9 :]
     assert (logits - wanted).norm() / wanted.norm() < 0.02
-    assert set(asked) == {"narrow", "heads", "wide.cu", "attention", "prompt"} | LARGE[name]
+    assert orientations == ORIENTATIONS[name]
+    assert chosen["prefill attention"] == "CUDA Hopper"
+    assert chosen[f"RoPE and cache write, {FEW} tokens"] == "CUDA small-M GEMM"
+    assert chosen[f"RoPE and cache write, {PROMPT} tokens"] == "Triton"
+    layers = {one for what, one in chosen.items() if what.startswith("linear")}
+    assert {"CUDA small-M GEMM", "CUDA wgmma GEMM"} <= layers

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from benchmarks import kernels
-from diagonal.engine.kernels import narrow, products, wide
-from diagonal.engine.product import Product
+from diagonal.engine.kernels import select
+from diagonal.engine.linear import FusedLinear
 
 
 @pytest.mark.parametrize(
@@ -34,10 +34,12 @@ def test_products_are_those_of_the_first_layer(model: str, wanted: list[tuple[st
 
 
 def test_others_are_asked_and_then_no_more() -> None:
-    fitting = narrow.fitting, wide.fitting
+    chosen = select.small_m, select.wgmma
+    x, asked = torch.zeros(1), FusedLinear(torch.zeros(1, 1))
     with kernels.others():
-        assert narrow.fitting(torch.zeros(1), None) is None and wide.fitting(torch.zeros(1), None) is None  # type: ignore[arg-type]
-    assert (narrow.fitting, wide.fitting) == fitting
+        assert select.small_m(x, asked) is None and select.wgmma(x, asked) is None
+        assert select.small_m is not chosen[0]
+    assert (select.small_m, select.wgmma) == chosen
 
 
 @pytest.mark.parametrize("step", [1, 7, 13, 20])
@@ -84,13 +86,13 @@ def test_keys_are_all_seen_or_all_looked_at() -> None:
 
 def test_times_are_written_beside_what_reading_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    product = products.product
+    linear = select.linear
 
-    def noted(x: Tensor, one: Product) -> Tensor:
+    def noted(x: Tensor, one: FusedLinear) -> Tensor:
         asked.append(x.shape[1])
-        return product(x, one)
+        return linear(x, one)
 
-    monkeypatch.setattr(products, "product", noted)
+    monkeypatch.setattr(select, "linear", noted)
     out = tmp_path / "times.json"
     given = ["kernels.py", "--model", "mcar/tiny", "--tokens", "1", "3", "--device", "cpu", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", given)

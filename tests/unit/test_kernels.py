@@ -1,9 +1,10 @@
-"""The plain forms of the kernels are the models' own maths, and need no Triton."""
+"""The references of the kernels are the models' own maths, and need no Triton."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.engine.heads import HeadNorm, Heads, joined, rotate
-from diagonal.engine.kernels import ops, plain, usable
+from diagonal.engine.kernels import reference, select
+from diagonal.models import layers
 from diagonal.models.layers import LayerNorm, RMSNorm, SwiGLU, add_linear, rope_1d
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -34,13 +36,13 @@ def test_layers_are_what_their_names_say(dtype: torch.dtype) -> None:
         scale = x.float().pow(2).mean(-1, keepdim=True).add(1e-5).rsqrt()
         assert torch.equal(norm(x), (x.float() * scale).to(dtype) * norm.weight)
         assert torch.equal(layer_norm(x), F.layer_norm(x, (48,), layer_norm.weight, layer_norm.bias))
-    assert torch.equal(plain.gelu(x), F.gelu(x, approximate="tanh"))
+    assert torch.equal(reference.gelu(x), F.gelu(x, approximate="tanh"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("turned", [False, True])
-def test_heads_are_normed_rotated_and_remembered(dtype: torch.dtype, normed: bool, turned: bool) -> None:
+def test_heads_are_normed_rotated_and_written(dtype: torch.dtype, normed: bool, turned: bool) -> None:
     torch.manual_seed(2)
     slots = torch.tensor([7, 0, 10])
     rope = rope_1d(slots, 16, 10000.0)
@@ -50,7 +52,7 @@ def test_heads_are_normed_rotated_and_remembered(dtype: torch.dtype, normed: boo
     norm = HeadNorm(q_norm.weight, k_norm.weight, q_norm.eps) if normed else None
     heads = Heads(torch.randn(2, 3, (6 + 2 + 2) * 16, dtype=dtype), 2, 16, rope if turned else None, norm)
     with torch.no_grad():
-        found = plain.remember(heads, k_cache, v_cache, slots)
+        found = reference.write_heads(heads, k_cache, v_cache, slots)
         q, k, v = heads.qkv().unflatten(-1, (-1, 16)).transpose(1, 2).split((6, 2, 2), dim=1)
         if normed:
             q, k = q_norm(q), k_norm(k)
@@ -74,11 +76,13 @@ def test_rotation_turns_pairs_by_their_slot() -> None:
     assert joined(x).shape == (1, 3, 8)
 
 
-def test_on_a_cpu_the_plain_forms_run() -> None:
-    assert ops(torch.zeros(1)) is plain and not usable(torch.device("cpu"))
+def test_on_a_cpu_the_references_run() -> None:
+    x = torch.zeros(1)
+    assert not select.serves(x) and not select.available(x.device)
+    assert select.describe(lambda: select.rms_norm(x, x, 1e-5)) == {"RMS norm": "PyTorch"}
 
 
-def test_a_product_is_added_onto_the_residual_without_changing_it() -> None:
+def test_a_layer_is_added_onto_the_residual_without_changing_it() -> None:
     linear, x, residual = nn.Linear(4, 6), torch.randn(2, 3, 4), torch.randn(2, 3, 6)
     kept = residual.clone()
     found: Tensor = add_linear(residual, linear, x)
@@ -86,9 +90,26 @@ def test_a_product_is_added_onto_the_residual_without_changing_it() -> None:
     assert torch.equal(residual, kept)
 
 
-def test_the_plain_forms_need_no_triton() -> None:
-    code = (
-        "import sys; sys.modules['triton'] = None; import diagonal.engine.kernels.plain, diagonal.engine.tokens.graphs"
-    )
+def test_the_references_need_no_triton() -> None:
+    code = "import sys; sys.modules['triton'] = None; import diagonal.engine.kernels.select, diagonal.engine.tokens.graphs"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_models_never_ask_where_they_run() -> None:
+    """Only `models.layers` knows that there are kernels."""
+    folder = Path(layers.__file__).parent
+    asking = [path.name for path in folder.glob("*.py") if "engine.kernels" in path.read_text()]
+    assert asking == ["layers.py"]
+
+
+def test_what_is_chosen_is_recorded_as_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, layer = torch.randn(3, 8), nn.Linear(8, 5)
+    monkeypatch.setattr(select, "serves", lambda x: True)
+    with torch.no_grad(), select.recorded() as found:
+        layers.linear(layer, x)
+        layers.linear(layer, x, "gelu")
+    assert found == {"linear 5x8, 3 tokens": "PyTorch; cuBLAS with GELU epilogue"}
+    with torch.no_grad():
+        layers.linear(layer, x[:1])
+    assert len(found) == 1

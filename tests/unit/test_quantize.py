@@ -17,8 +17,8 @@ from diagonal.checkpoints import int8_rows, restore, shrink
 from diagonal.checkpoints.int8 import SCALE
 from diagonal.checkpoints.quantize import KINDS, quantize
 from diagonal.engine.attention import Causal
-from diagonal.engine.kernels import plain
-from diagonal.engine.kernels.plain import fp8_rows
+from diagonal.engine.kernels import reference
+from diagonal.engine.kernels.reference import fp8_rows
 from diagonal.engine.tokens.cache import KVCache
 from diagonal.engine.tokens.decode import decode
 from diagonal.engine.tokens.runner import Eager
@@ -71,7 +71,7 @@ def test_a_layer_is_a_linear_one_with_the_rounded_weights(dtype: torch.dtype, bi
     x, residual = torch.randn(2, 3, 48).to(dtype), torch.randn(2, 3, 40).to(dtype)
     assert torch.equal(layer(x), linear(x))
     assert torch.equal(add_linear(residual, layer, x), residual + linear(x))
-    assert torch.equal(plain.int8_linear(x, layer.weight, layer.scale, None, None), F.linear(x, linear.weight))
+    assert torch.equal(reference.int8_linear(x, layer.weight, layer.scale, None, None), F.linear(x, linear.weight))
 
 
 def test_gradients_pass_through_and_weights_have_none() -> None:

@@ -7,20 +7,27 @@ from typing import Any
 import pytest
 
 from benchmarks.variants import compare, settings_of
-from diagonal.engine.kernels import narrow, wide
+from diagonal.engine.kernels import tuning
 from diagonal.engine.tokens import runner
 from diagonal.evaluation.speed.world import WorldSettings
 
 
-def test_a_variant_is_numbers_of_modules() -> None:
-    found = settings_of("engine.kernels.narrow.FEW=16 engine.kernels.wide.FULL=0.6 engine.kernels.wide.WEIGHTS=64<<10")
-    assert found == [(narrow, "FEW", 16), (wide, "FULL", 0.6), (wide, "WEIGHTS", 64 << 10)]
+def test_a_variant_is_constants_of_modules_and_tables() -> None:
+    table = "engine.kernels.tuning.HOPPER.wgmma"
+    found = settings_of(f"engine.tokens.runner.NARROW=16 {table}.least_fill=0.6 {table}.weight_bytes=64<<10")
+    tuned = tuning.HOPPER.wgmma
+    assert found == [(runner, "NARROW", 16), (tuned, "least_fill", 0.6), (tuned, "weight_bytes", 64 << 10)]
     assert settings_of("") == []
 
 
 @pytest.mark.parametrize(
     "text",
-    ["narrow.FEW=16", "engine.kernels.narrow.MANY=16", "engine.kernels.narrow.FEW", "engine.tokens.runner.NARROW=x"],
+    [
+        "tuning.HOPPER=16",
+        "engine.kernels.tuning.HOPPER.wgmma.none=16",
+        "engine.tokens.runner.NARROW",
+        "engine.tokens.runner.NARROW=x",
+    ],
 )
 def test_what_is_no_number_of_a_module_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is no variant; write the place of a number"):

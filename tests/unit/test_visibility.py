@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.attention import attend
-from diagonal.engine.kernels.plain import needed_slots
+from diagonal.engine.kernels.reference import needed_slots
 from diagonal.engine.kernels.visibility import NOWHERE, Visibility, attend_reference
 
 NEVER = torch.iinfo(torch.int32).max

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from diagonal.checkpoints.int8 import int8_rows
-from diagonal.engine.kernels.plain import FP8_SIDE, fp8_rows
+from diagonal.engine.kernels.reference import FP8_SIDE, fp8_rows
 from diagonal.models.layers import Fp8Linear, Int8Linear, ScaledRows
 
 KINDS = ("int8", "fp8")  # of token models

@@ -180,7 +180,6 @@ def video(
         raise ValueError("--decoder none makes no frames to write; take vae or preview")
     from diagonal.catalog.names import find
     from diagonal.catalog.variants import diffusion_variant
-    from diagonal.generation import checks
     from diagonal.generation.request import Request
     from diagonal.media.video import check_target, enlarge, to_be_seen, writer
 
@@ -205,7 +204,6 @@ def video(
     session = model.stream(request)
     asked = size.height or size.width  # who says how large it is gets just that
     scale = output.scale or (1 if asked else to_be_seen(variant.size[0]))
-    clip = checks.begins_with(request)
     with writer(output.out_path, variant.fps) as file:
         run = _run(session, lambda frames: file.write(enlarge(frames, scale)))
     shared = {"model": name, "weights": model.weights} | _facts(request, denoising.preset)

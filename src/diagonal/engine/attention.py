@@ -15,10 +15,18 @@ from typing import Self, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from diagonal.engine.heads import Heads, LatentHeads, joined
 
+# On wide calls over many keys cuDNN is the fastest by far; each number of keys is planned once and comes up many times.
+WIDE = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 BLOCK = 128  # inputs that FlexAttention takes at a time
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diagonal.engine.product import Pending
+from diagonal.engine.linear import DeferredLinear
 
 Rope = tuple[Tensor, Tensor]  # cos and sin (S, D) in float32
 
@@ -27,12 +27,12 @@ class HeadNorm:
 @dataclass(frozen=True, slots=True)
 class Heads:
     """H heads of queries, then K of keys, then K of values, D wide each, are the channels of `source`, which may be a
-    product that is still to be made.
+    deferred linear layer.
 
-    `rope` turns the pairs (x[i], x[i + D/2]) of queries and keys; None leaves them as they are.
+    `rope` rotates the pairs (x[i], x[i + D/2]) of queries and keys; None leaves them as they are.
     """
 
-    source: Tensor | Pending
+    source: Tensor | DeferredLinear
     kv_heads: int
     head_dim: int
     rope: Rope | None = None
@@ -41,17 +41,17 @@ class Heads:
     @property
     def given(self) -> Tensor:
         """What there is so far: the channels, or what they are made of, (B, S, any)."""
-        return self.source.x if isinstance(self.source, Pending) else self.source
+        return self.source.x if isinstance(self.source, DeferredLinear) else self.source
 
     def qkv(self) -> Tensor:
-        """The channels (B, S, C), made now if they are not."""
-        return self.source.made() if isinstance(self.source, Pending) else self.source
+        """The channels (B, S, C), computed now if they were deferred."""
+        return self.source.result() if isinstance(self.source, DeferredLinear) else self.source
 
     @property
     def heads(self) -> int:
         """Heads of queries."""
         source = self.source
-        channels = len(source.asked.weight_NK) if isinstance(source, Pending) else source.shape[-1]
+        channels = len(source.linear.weight_NK) if isinstance(source, DeferredLinear) else source.shape[-1]
         return channels // self.head_dim - 2 * self.kv_heads
 
     def split(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,7 +68,7 @@ class Heads:
 @dataclass(frozen=True, slots=True)
 class LatentHeads:
     """The same of a diffusion transformer: as many heads of keys as of queries, normed over all heads at once, and
-    `rope` turns the pairs (x[2i], x[2i + 1]): cos and sin are (S, 1, D/2)."""
+    `rope` rotates the pairs (x[2i], x[2i + 1]): cos and sin are (S, 1, D/2)."""
 
     qkv_BSC: Tensor
     heads: int

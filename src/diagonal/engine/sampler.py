@@ -6,19 +6,16 @@ its members give, and two schedules with the same seed share their noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from diagonal.engine.kernels import usable
+from diagonal.engine.kernels import select
 from diagonal.planning.sampling import Sampling
 
 LIKELY = 256  # ids that nearly always hold the nucleus
-
-# What draws a token from each row of logits, (logits_RV, low_R, high_R, uniform_R, sampling): `sample`, or its kernel.
-Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Sampling], Tensor]
 
 
 @dataclass(slots=True)
@@ -49,17 +46,15 @@ class Sampler:
         ids_2L, uniform_BL = self._tables()
         batch, ids_2S = len(logits_BSV), ids_2L[:, positions_S]
         low_R, high_R = ids_2S if batch == 1 else ids_2S.repeat(1, batch)
-        uniform_R, draw = uniform_BL[:, positions_S].flatten(), _draw(logits_BSV.device)
+        uniform_R, draw = uniform_BL[:, positions_S].flatten(), select.sampler(logits_BSV.device) or sample
         return draw(logits_BSV.flatten(0, 1), low_R, high_R, uniform_R, self.sampling).view(batch, -1)
 
     def into(self, tokens_BL: Tensor, logits_BSV: Tensor, positions_S: Tensor) -> None:
-        """Write the tokens at some positions of a window to their places; one kernel where it is usable."""
-        if not usable(tokens_BL.device):
+        """Write the tokens at some positions of a window to their places; one kernel where it is available."""
+        if select.sampler(tokens_BL.device) is None:
             tokens_BL[:, positions_S] = self(logits_BSV, positions_S)
             return
-        from diagonal.engine.kernels.sampling import sample_into
-
-        sample_into(tokens_BL, logits_BSV, *self._tables(), positions_S, self.sampling)
+        select.sample_into(tokens_BL, logits_BSV, *self._tables(), positions_S, self.sampling)
 
     def _tables(self) -> tuple[Tensor, Tensor]:
         if self._uniform_BL is None or self._ids_2L is None:
@@ -75,15 +70,6 @@ def generators(seed: int | Sequence[int], batch: int, device: torch.device) -> l
     if not all(0 <= one < 2**63 for one in seeds):
         raise ValueError(f"seed {seed} given; a seed is a whole number from 0 to 2^63 - 1")
     return [torch.Generator(device).manual_seed(one) for one in seeds]
-
-
-def _draw(device: torch.device) -> Draw:
-    """The kernel where it is usable, else its twin."""
-    if usable(device):
-        from diagonal.engine.kernels import sampling
-
-        return sampling.sample
-    return sample
 
 
 def sample(logits_RV: Tensor, low_R: Tensor, high_R: Tensor, uniform_R: Tensor, sampling: Sampling) -> Tensor:

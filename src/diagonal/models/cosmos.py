@@ -23,12 +23,12 @@ from diagonal.models.layers import (
     RMSNorm,
     SwiGLU,
     add_linear,
+    cos_sin,
     frequencies,
     kept,
     look_up,
     norm_linear,
-    norm_linear_later,
-    turns,
+    norm_linear_deferred,
 )
 from diagonal.planning.sampling import Sampling
 
@@ -131,7 +131,7 @@ def rope_3d(places_3S: Tensor, config: Config) -> Rope:
         if config.yarn is not None:
             freqs = config.yarn.stretch(freqs, config.yarn.rows if axis else config.yarn.frames)
         angles.append(place_S[:, None] * freqs)
-    return turns(torch.cat(angles, dim=-1))
+    return cos_sin(torch.cat(angles, dim=-1))
 
 
 def sines_3d(places_3S: Tensor, width: int) -> Tensor:
@@ -158,7 +158,7 @@ class Attention(nn.Module):
         self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory, keep: Tensor | None
     ) -> Tensor:
         of_heads = HeadNorm(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        heads = Heads(norm_linear_later(norm, self.qkv, x_BSM), self.kv_heads, self.head_dim, rope, of_heads)
+        heads = Heads(norm_linear_deferred(norm, self.qkv, x_BSM), self.kv_heads, self.head_dim, rope, of_heads)
         x_BSM, mixed = kept(keep, x_BSM, memory.attend_heads(heads))
         return add_linear(x_BSM, self.out, mixed)
 

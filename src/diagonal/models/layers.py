@@ -1,5 +1,8 @@
-"""The few layers that several models share: norms, SwiGLU, rotary embedding, products with weights of few bits, and
-products onto the residual."""
+"""The layers that models are made of: norms, fused linear layers (norm, activation, residual), SwiGLU, rotary
+embedding, quantized linear layers, and what diffusion transformers share.
+
+Models call these and never ask where they run: `engine.kernels.select` does.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from diagonal.engine.heads import Rope
-from diagonal.engine.kernels import able, ops
-from diagonal.engine.kernels.products import activated, product
-from diagonal.engine.product import Activation, Norm, Pending, Product
+from diagonal.engine.kernels import select
+from diagonal.engine.kernels.select import OpenSum as OpenSum
+from diagonal.engine.linear import Activation, DeferredLinear, FusedLinear, Norm
 
 
 class RMSNorm(nn.Module):
@@ -24,7 +27,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops(x).rms_norm(x, self.weight, self.eps)
+        return select.rms_norm(x, self.weight, self.eps)
 
     @property
     def spec(self) -> Norm:
@@ -35,7 +38,7 @@ class LayerNorm(nn.LayerNorm):
     """(x - mean) / std * weight + bias; weight and bias may be absent."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops(x).layer_norm(x, self.weight, self.bias, self.eps)
+        return select.layer_norm(x, self.weight, self.bias, self.eps)
 
     @property
     def spec(self) -> Norm:
@@ -55,8 +58,8 @@ class SwiGLU(nn.Module):
 
 
 class ScaledRows(nn.Module):
-    """A linear layer for inference whose row n of weights is scale[n] times the few-bit numbers of its row n. It can
-    add its result to a residual. Casts of a model leave numbers and scales as they are; moves go through."""
+    """A linear layer for inference whose row n of weights is scale[n] times the few-bit values of its row n. It can
+    add its result to a residual. Casts of a model leave values and scales as they are; moves go through."""
 
     scale: Tensor
 
@@ -85,7 +88,7 @@ class Int8Linear(ScaledRows):
     """x W^T + bias with weights of int8: half the bytes."""
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        return ops(x).int8_linear(x, self.weight, self.scale, self.bias, residual)
+        return select.int8_linear(x, self.weight, self.scale, self.bias, residual)
 
 
 class Fp8Linear(ScaledRows):
@@ -93,42 +96,68 @@ class Fp8Linear(ScaledRows):
     it saves arithmetic, not only bytes."""
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        return ops(x).fp8_linear(x, self.weight, self.scale, self.bias, residual)
+        return select.fp8_linear(x, self.weight, self.scale, self.bias, residual)
 
 
-def norm_linear(norm: RMSNorm | LayerNorm, linear: nn.Linear | ScaledRows, x: Tensor, act: Activation = None) -> Tensor:
-    """f(linear(norm(x))): one kernel where there is one for it."""
-    if isinstance(linear, ScaledRows):
-        return activated(linear(norm(x)), act)
-    return product(x, Product(linear.weight, linear.bias, norm.spec, act))
+def linear(layer: nn.Linear | ScaledRows, x: Tensor, act: Activation = None) -> Tensor:
+    """f(layer(x)): one kernel where there is one for it."""
+    if isinstance(layer, ScaledRows):
+        return select.activation(layer(x), act)
+    return select.linear(x, FusedLinear(layer.weight, layer.bias, act=act))
 
 
-def norm_linear_later(norm: RMSNorm | LayerNorm, linear: nn.Linear | ScaledRows, x: Tensor) -> Tensor | Pending:
-    """linear(norm(x)), to be made by whoever can do it together with what comes next."""
-    if isinstance(linear, ScaledRows):
-        return norm_linear(norm, linear, x)
-    return Pending(x, Product(linear.weight, linear.bias, norm.spec), product)
+def norm_linear(norm: RMSNorm | LayerNorm, layer: nn.Linear | ScaledRows, x: Tensor, act: Activation = None) -> Tensor:
+    """f(layer(norm(x))): one kernel where there is one for it."""
+    if isinstance(layer, ScaledRows):
+        return select.activation(layer(norm(x)), act)
+    return select.linear(x, FusedLinear(layer.weight, layer.bias, norm.spec, act))
+
+
+def norm_linear_deferred(
+    norm: RMSNorm | LayerNorm, layer: nn.Linear | ScaledRows, x: Tensor
+) -> Tensor | DeferredLinear:
+    """layer(norm(x)), deferred to whoever can fuse it with what comes next."""
+    if isinstance(layer, ScaledRows):
+        return norm_linear(norm, layer, x)
+    return DeferredLinear(x, FusedLinear(layer.weight, layer.bias, norm.spec), select.linear)
+
+
+def tied_head(norm: RMSNorm | LayerNorm, embedding: nn.Embedding, x: Tensor) -> Tensor:
+    """Logits by a head whose weights are the embedding's: embedding.weight norm(x)."""
+    return select.linear(x, FusedLinear(embedding.weight, norm=norm.spec))
+
+
+def add_linear(residual: Tensor, layer: nn.Linear | ScaledRows, x: Tensor) -> Tensor:
+    """residual + layer(x). Where kernels run the residual is then gone: the result is added onto it."""
+    if isinstance(layer, ScaledRows):
+        out: Tensor = layer(x, residual)
+        return out
+    return select.linear(x, FusedLinear(layer.weight, layer.bias, residual=residual))
 
 
 def look_up(embedding: nn.Embedding, ids: Tensor) -> Tensor:
-    """Rows of an embedding, on a GPU by a kernel after which the first product may begin early."""
-    if able(ids):
-        return ops(ids).take_rows(embedding.weight[None], ids.flatten())[0].view(*ids.shape, -1)
-    rows: Tensor = embedding(ids)
-    return rows
+    """Rows of an embedding."""
+    return select.embed(embedding.weight, ids)
 
 
-def add_linear(residual: Tensor, linear: nn.Linear | ScaledRows, x: Tensor) -> Tensor:
-    """residual + linear(x). Where kernels run the residual is then gone: the product is added onto it."""
-    if isinstance(linear, ScaledRows):
-        out: Tensor = linear(x, residual)
-        return out
-    return product(x, Product(linear.weight, linear.bias, residual=residual))
+def add_norm(total: OpenSum, gain: Tensor, shift: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + gate * delta of an open sum, and its LayerNorm * gain + shift: one kernel where there is one for it."""
+    return select.add_norm(total, gain, shift, eps)
 
 
-def kept(keep: Tensor | None, *parts: Tensor) -> tuple[Tensor, ...]:
-    """Of each part (B, S, any) the inputs that are kept: after the last attention nobody asks for the others."""
-    return parts if keep is None else tuple(part[:, keep] for part in parts)
+def open_sum(x: Tensor, delta: Tensor, gate: Tensor) -> OpenSum:
+    """x + gate * delta, which may be left to the next `add_norm`."""
+    return select.open_sum(x, delta, gate)
+
+
+def text_attention(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, rows_B: Tensor) -> Tensor:
+    """Attention to all rows of a text, (B, H, S, D); those from `rows_B` on are padding, all alike."""
+    return select.text_attention(q_BHSD, k_BHLD, v_BHLD, rows_B)
+
+
+def kept(keep: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Of each tensor (B, S, any) the inputs that are kept: after the last attention nobody asks for the others."""
+    return tensors if keep is None else tuple(one[:, keep] for one in tensors)
 
 
 def frequencies(width: int, theta: float, device: torch.device) -> Tensor:
@@ -138,10 +167,10 @@ def frequencies(width: int, theta: float, device: torch.device) -> Tensor:
 
 def rope_1d(slots_S: Tensor, head_dim: int, theta: float) -> Rope:
     """cos and sin (S, D) of slot * theta^(-2i/D)."""
-    return turns(slots_S.float()[:, None] * frequencies(head_dim, theta, slots_S.device))
+    return cos_sin(slots_S.float()[:, None] * frequencies(head_dim, theta, slots_S.device))
 
 
-def turns(angles: Tensor) -> Rope:
+def cos_sin(angles: Tensor) -> Rope:
     """A rotation: cos and sin of the angles of the pairs, once for each half of the head."""
     both = torch.cat([angles, angles], dim=-1)
     return both.cos(), both.sin()

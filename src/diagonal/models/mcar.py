@@ -15,7 +15,16 @@ from diagonal.catalog.variants import Variant, WeightMap
 from diagonal.engine.heads import Heads, Rope
 from diagonal.engine.protocols import CacheSpec
 from diagonal.engine.tokens.protocols import TokenLayerMemory, TokenMemory
-from diagonal.models.layers import RMSNorm, SwiGLU, add_linear, kept, look_up, norm_linear, norm_linear_later, rope_1d
+from diagonal.models.layers import (
+    RMSNorm,
+    SwiGLU,
+    add_linear,
+    kept,
+    look_up,
+    norm_linear,
+    norm_linear_deferred,
+    rope_1d,
+)
 from diagonal.planning.sampling import Sampling
 
 
@@ -66,7 +75,7 @@ class Attention(nn.Module):
     def forward(
         self, x_BSM: Tensor, norm: RMSNorm, rope: Rope, memory: TokenLayerMemory, keep: Tensor | None
     ) -> Tensor:
-        heads = Heads(norm_linear_later(norm, self.qkv, x_BSM), self.kv_heads, self.head_dim, rope)
+        heads = Heads(norm_linear_deferred(norm, self.qkv, x_BSM), self.kv_heads, self.head_dim, rope)
         x_BSM, mixed = kept(keep, x_BSM, memory.attend_heads(heads))
         return add_linear(x_BSM, self.out, mixed)
 

@@ -26,12 +26,8 @@ from torch import Tensor, nn
 from diagonal.catalog.variants import DiffusionVariant, WeightMap
 from diagonal.engine.chunks.protocols import LatentLayerMemory, LayerText, Memory, Rope, TextKV
 from diagonal.engine.heads import LatentHeads, joined, rotate_pairs
-from diagonal.engine.kernels import able, ops
 from diagonal.engine.protocols import CacheSpec
-from diagonal.models.layers import RMSNorm
-
-OpenSum = tuple[Tensor, Tensor | None, Tensor | None]  # x, delta and gate of x + gate * delta, still to be added
-HALVES = (torch.bfloat16, torch.float16)
+from diagonal.models.layers import OpenSum, RMSNorm, add_norm, linear, open_sum, text_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +118,7 @@ class CrossAttention(nn.Module):
         self.norm_k = RMSNorm(config.dim, config.eps)
 
     def forward(self, x_BSC: Tensor, text: LayerText) -> Tensor:
-        mixed = _attend_text(self._heads(self.norm_q(self.q(x_BSC))), *text)
+        mixed = text_attention(self._heads(self.norm_q(self.q(x_BSC))), *text)
         out: Tensor = self.o(joined(mixed))
         return out
 
@@ -134,18 +130,6 @@ class CrossAttention(nn.Module):
     def _heads(self, x_BSC: Tensor) -> Tensor:
         heads_BSHD: Tensor = x_BSC.unflatten(-1, (self.heads, -1))
         return heads_BSHD.transpose(1, 2)
-
-
-def _attend_text(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, rows_B: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(D)) v over all rows of a text. The kernel, where it serves, makes the padding one key."""
-    dtype = q_BHSD.dtype
-    if dtype in HALVES and dtype == k_BHLD.dtype == v_BHLD.dtype and able(q_BHSD):
-        from diagonal.engine.kernels.attention import HEAD_DIMS
-        from diagonal.engine.kernels.text import attend_text
-
-        if q_BHSD.shape[3] in HEAD_DIMS:
-            return attend_text(q_BHSD, k_BHLD, v_BHLD, rows_B)
-    return F.scaled_dot_product_attention(q_BHSD, k_BHLD, v_BHLD)
 
 
 class Block(nn.Module):
@@ -162,17 +146,6 @@ class Block(nn.Module):
             nn.Linear(config.dim, config.ffn), nn.GELU(approximate="tanh"), nn.Linear(config.ffn, config.dim)
         )
 
-    def hidden(self, x_BFNC: Tensor) -> Tensor:
-        """The first half of the feed-forward layer. On a GPU, where no gradient is asked for, GELU is part of the
-        product: no further pass over its large result. (It knows no autocast.)"""
-        first = self.ffn[0]
-        plain = not x_BFNC.is_cuda or torch.is_grad_enabled() or torch.is_autocast_enabled("cuda")
-        if plain or not isinstance(first, nn.Linear):
-            out: Tensor = self.ffn[1](first(x_BFNC))
-            return out
-        flat = torch._addmm_activation(first.bias, x_BFNC.flatten(0, -2), first.weight.t(), use_gelu=True)
-        return cast(Tensor, flat.unflatten(0, x_BFNC.shape[:-1]))
-
     def forward(
         self,
         total: OpenSum,
@@ -184,13 +157,12 @@ class Block(nn.Module):
         """After a layer whose last sum may still be open, and perhaps with its own left open: the kernel of the next
         norm makes both at once."""
         shift1, gain1, gate1, shift2, gain2, gate2 = changes
-        run = ops(total[0])
-        x_BFNC, h = run.add_norm(*total, gain1, shift1, self.eps)
+        x_BFNC, h = add_norm(total, gain1, shift1, self.eps)
         mixed = self.self_attn(h.flatten(1, 2), rope, memory)
-        x_BFNC, h = run.add_norm(x_BFNC, mixed, gate1, self.norm3.weight, self.norm3.bias, self.eps)
-        x_BFNC, h = run.add_norm(x_BFNC, self.cross_attn(h.flatten(1, 2), text), None, gain2, shift2, self.eps)
-        last = (x_BFNC, self.ffn[2](self.hidden(h)), gate2)
-        return last if able(x_BFNC) else (run.add_gated(*last), None, None)
+        x_BFNC, h = add_norm((x_BFNC, mixed, gate1), self.norm3.weight, self.norm3.bias, self.eps)
+        x_BFNC, h = add_norm((x_BFNC, self.cross_attn(h.flatten(1, 2), text), None), gain2, shift2, self.eps)
+        hidden = linear(cast(nn.Linear, self.ffn[0]), h, "gelu")
+        return open_sum(x_BFNC, self.ffn[2](hidden), gate2)
 
 
 class Head(nn.Module):
@@ -204,7 +176,7 @@ class Head(nn.Module):
 
     def forward(self, total: OpenSum, time_BFC: Tensor) -> Tensor:
         shift, scale = (self.modulation + time_BFC[:, :, None]).split(1, dim=2)
-        _, h = ops(total[0]).add_norm(*total, 1 + scale, shift, self.eps)
+        _, h = add_norm(total, 1 + scale, shift, self.eps)
         out: Tensor = self.head(h)
         return out
 

@@ -18,11 +18,9 @@ from torch import Tensor, nn
 
 from diagonal.catalog.variants import State, Variant, WeightMap
 from diagonal.engine.heads import Heads
-from diagonal.engine.kernels.products import product
-from diagonal.engine.product import Product
 from diagonal.engine.protocols import CacheSpec
 from diagonal.engine.tokens.protocols import TokenLayerMemory, TokenMemory
-from diagonal.models.layers import LayerNorm, add_linear, kept, look_up, norm_linear, norm_linear_later
+from diagonal.models.layers import LayerNorm, add_linear, kept, look_up, norm_linear, norm_linear_deferred, tied_head
 from diagonal.planning.sampling import Sampling
 
 ACTION = (2,) * 12 + (11,) * 4  # values that each token of an action can take: 12 buttons, 4 stick axes
@@ -123,7 +121,7 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(config.width, config.width, bias=config.bias)
 
     def forward(self, x_BSM: Tensor, norm: LayerNorm, memory: TokenLayerMemory, keep: Tensor | None) -> Tensor:
-        heads = Heads(norm_linear_later(norm, self.c_attn, x_BSM), self.heads, self.head_dim)
+        heads = Heads(norm_linear_deferred(norm, self.c_attn, x_BSM), self.heads, self.head_dim)
         x_BSM, mixed = kept(keep, x_BSM, memory.attend_heads(heads))
         return add_linear(x_BSM, self.c_proj, mixed)
 
@@ -186,7 +184,7 @@ class WHAM(nn.Module):
         last = len(self.blocks) - 1
         for index, block in enumerate(self.blocks):
             x_BSM = block(x_BSM, memory.layer(index), keep if index == last else None)
-        return product(x_BSM, Product(self.wte.weight, norm=self.ln_f.spec))
+        return tied_head(self.ln_f, self.wte, x_BSM)
 
 
 def _released(config: Config) -> Variant:

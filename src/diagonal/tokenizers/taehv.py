@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.catalog.variants import WeightMap
-from diagonal.engine.kernels import able
+from diagonal.engine.kernels import select
 from diagonal.tokenizers.streaming import (
     RGB,
     Past,
@@ -85,7 +85,7 @@ class Conv(nn.Conv2d):
             sizes: Any = (self.stride, self.padding, self.dilation, self.groups)
             added = None if shortcut_BTHWC is None else shortcut_BTHWC.flatten(0, 1).permute(0, 3, 1, 2)
             whole = self.in_channels % LANES == self.out_channels % LANES == 0 and x_NCHW.dtype in HALVES
-            if self.relu and whole and able(x_NCHW):
+            if self.relu and whole and select.serves(x_NCHW):
                 if added is None:
                     return torch.cudnn_convolution_relu(x_NCHW, self.weight, self.bias, *sizes)
                 return torch.cudnn_convolution_add_relu(x_NCHW, self.weight, added, 1.0, self.bias, *sizes)

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
-from diagonal.engine.attention import Full
+from diagonal.engine.attention import WIDE, Full
 from diagonal.engine.chunks.protocols import DiffusionModel, Memory, Rope, TextKV
-from diagonal.engine.chunks.split_kv import WIDE
 
 
 def unipc(steps: int, shift: float, device: torch.device) -> Any:

@@ -20,9 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diagonal.engine.attention import Plain
-from diagonal.engine.chunks.split_kv import attend_wide, kv_splits
 from diagonal.engine.heads import LatentHeads, joined
-from diagonal.engine.kernels import able
+from diagonal.engine.kernels import select
 from diagonal.engine.protocols import CacheSpec
 
 
@@ -140,15 +139,13 @@ class WindowLayer(Plain):
     def attend_latents(self, heads: LatentHeads) -> Tensor:
         """Where a kernel can, keys and values go straight to their places."""
         first, x = self.step.first, heads.qkv_BSC
-        if first is None or self.step.past is not None or not able(x):
+        if first is None or self.step.past is not None or not select.serves(x):
             return joined(self.attend(*heads.split()))
-        from diagonal.engine.kernels.latents import turn
-
         k, v = (part[:, first : first + x.shape[1]] for part in (self.k, self.v))
         seen_k, seen_v = (part[:, : self.step.extent] for part in (self.k, self.v))
-        q = turn(heads, k, v).to(self.k.dtype)
+        q = select.rope_latents(heads, k, v).to(self.k.dtype)
         q_BHSD, k_BHLD, v_BHLD = (part.transpose(1, 2) for part in (q, seen_k, seen_v))
-        return joined(attend_wide(q_BHSD, k_BHLD, v_BHLD, kv_splits(heads, seen_k))).to(x.dtype)
+        return joined(select.latent_attention(q_BHSD, k_BHLD, v_BHLD)).to(x.dtype)
 
     def _put(self, buffer: Tensor, new_BHSD: Tensor, past: Tensor) -> Tensor:
         """Write the new tokens; what is visible after it. Gradients reach the new tokens, and never the past."""

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
+from diagonal.engine.attention import WIDE
 from diagonal.engine.chunks.cache import WindowCache, WindowStep
 from diagonal.engine.chunks.protocols import DiffusionModel, Rope, TextKV
-from diagonal.engine.chunks.split_kv import WIDE
 from diagonal.planning.denoising import ChunkSchedule
 
 

@@ -1,6 +1,6 @@
 """What the queries of one decoding step see in the cache, as tensors, and attention under that rule in plain torch.
 
-`attend_reference` is the slow twin of `attention.attend`: the same call, no Triton, any device.
+`attend_reference` is the reference of `select.decode_attention`: the same call, on any device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-BLOCK = 64  # slots that the kernel reads at a time; caches are whole blocks
+BLOCK = 64  # slots that kernels read at a time; caches are whole blocks
 NOWHERE = 2**31 - 1  # behind every slot
 
 
@@ -24,10 +24,10 @@ class Visibility:
     """The rule of one step. All of it lies on the device, so that a captured graph serves every step of its width.
 
     `slots_S` is the slot of each query; a negative one marks a padding row, which sees nothing. `needed_L` is the least
-    slot of a query that sees each slot: its own, or NOWHERE if it is not written. Two numbers of blocks (one element
+    slot of a query that sees each slot: its own, or NOWHERE if it is not written. Two counts of blocks (one element
     each) save work: all queries but padding see all of the first `whole` blocks, written before this step, so nobody
     need look at their slots one by one, nor wait for what the step writes; and from block `extent` on nothing is
-    written. All are whole numbers of 32 or 64 bits.
+    written. All are int32 or int64.
     """
 
     slots_S: Tensor

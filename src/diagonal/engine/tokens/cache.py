@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diagonal.engine.attention import SlotMaker, attend
 from diagonal.engine.heads import Heads, joined
-from diagonal.engine.kernels import ops
+from diagonal.engine.kernels import select
 from diagonal.engine.kernels.visibility import whole_blocks
 from diagonal.engine.protocols import CacheSpec
 
@@ -68,11 +68,11 @@ class CacheLayer:
         return self._mixed(q_BHSD)
 
     def attend_heads(self, heads: Heads) -> Tensor:
-        return joined(self._mixed(ops(heads.given).remember(heads, self.k, self.v, self.step.slots_S)))
+        return joined(self._mixed(select.write_heads(heads, self.k, self.v, self.step.slots_S)))
 
     def _mixed(self, q_BHSD: Tensor) -> Tensor:
         extent, q = self.step.extent, q_BHSD.to(self.k.dtype)
         if self.step.raster:
-            return ops(q).prompt(q, self.k, self.v).to(q_BHSD.dtype)
+            return select.prefill_attention(q, self.k, self.v).to(q_BHSD.dtype)
         mixed = attend(q, self.k[:, :, :extent], self.v[:, :, :extent], self.step.mask)
         return mixed.to(q_BHSD.dtype)

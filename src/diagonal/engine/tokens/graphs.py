@@ -22,7 +22,7 @@ from torch import Tensor
 
 from diagonal.engine.attention import SlotMaker
 from diagonal.engine.heads import Heads, joined
-from diagonal.engine.kernels import ops
+from diagonal.engine.kernels import select
 from diagonal.engine.kernels.visibility import BLOCK, Visibility
 from diagonal.engine.sampler import Sampler
 from diagonal.engine.tokens.cache import KVCache
@@ -35,7 +35,7 @@ from diagonal.planning.plan import NEVER, NONE, Plan
 # there are few they cost more, as every multiprocessor reads all of them.
 WIDTHS: tuple[int, ...] = (1, *range(2, 17, 2), *range(24, 129, 8))
 
-# Attention of a step's queries to the cache: kernels.attention.attend, or its twin in plain torch.
+# Attention of a step's queries to the cache: `kernels.select.decode_attention`, or its reference in plain torch.
 Attend = Callable[[Tensor, Tensor, Tensor, Visibility], Tensor]
 
 
@@ -55,7 +55,7 @@ class Table:
 
     def next(self, fed_L: Tensor, tokens_BL: Tensor) -> tuple[Tensor, Tensor, Visibility]:
         """The tokens (B, W) to read, where to write, and what is seen at the cursor, on the device; it moves on."""
-        row, tokens_BS, needed_L = ops(self.rows).next_step(self.rows, self.cursor, fed_L, tokens_BL, self.width)
+        row, tokens_BS, needed_L = select.next_step(self.rows, self.cursor, fed_L, tokens_BL, self.width)
         _, slots, write, whole, extent, _ = row.split([self.width] * 3 + [1] * 3)
         return tokens_BS, write, Visibility(slots, needed_L, whole, extent)
 
@@ -109,7 +109,7 @@ class DeviceStep:
             parts = make(torch.arange(self.cache.length, device=slots_S.device))
             alike = len({part.shape for part in parts}) == 1
             self.made.extend([torch.stack(parts)] if alike else [part[None] for part in parts])  # one look-up for all
-        return tuple(part for table in self.made for part in ops(table).take_rows(table, slots_S))
+        return tuple(part for table in self.made for part in select.gather_rows(table, slots_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class DeviceLayer:
         return self._mixed(q_BHSD)
 
     def attend_heads(self, heads: Heads) -> Tensor:
-        return joined(self._mixed(ops(heads.given).remember(heads, self.k, self.v, self.step.seen.slots_S)))
+        return joined(self._mixed(select.write_heads(heads, self.k, self.v, self.step.seen.slots_S)))
 
     def _mixed(self, q_BHSD: Tensor) -> Tensor:
         return self.step.attend(q_BHSD.to(self.k.dtype), self.k, self.v, self.step.seen).to(q_BHSD.dtype)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.attention import bias
-from diagonal.engine.kernels import usable
+from diagonal.engine.kernels import select
 from diagonal.engine.sampler import Sampler
 from diagonal.engine.tokens.cache import CacheStep, KVCache
 from diagonal.engine.tokens.protocols import TokenModel
@@ -89,13 +89,12 @@ class Eager:
 
 
 def make_runner(model: TokenModel, cache: KVCache, sampler: Sampler) -> Runner:
-    """Captured graphs where the kernels are usable, eager steps elsewhere."""
-    if not usable(cache.k.device):
+    """Captured graphs where the kernels are available, eager steps elsewhere."""
+    if not select.available(cache.k.device):
         return Eager(model, cache, sampler)
-    from diagonal.engine.kernels.attention import attend
     from diagonal.engine.tokens.graphs import Graphs
 
-    return Graphs(model, cache, sampler, attend, capture=True)
+    return Graphs(model, cache, sampler, select.decode_attention, capture=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.attention import sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
+from diagonal.engine.attention import WIDE
 from diagonal.engine.chunks import masks as chunk_masks
 from diagonal.engine.chunks.cache import WindowSpec
 from diagonal.engine.chunks.protocols import Memory
-from diagonal.engine.chunks.split_kv import WIDE
 from diagonal.media.video import VideoArray
 from diagonal.planning.denoising.noise import FlowTable
 from diagonal.planning.presets import Preset

@@ -1,0 +1,1 @@
+"""Kernels in CUDA C++ (*.cu, *.cuh) and what launches each; `nvrtc` compiles them when they are first used."""

@@ -1,0 +1,134 @@
+"""What the kernels must compute, with the same calls, in plain torch on any device."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from diagonal.engine.attention import causal
+from diagonal.engine.heads import Heads
+from diagonal.engine.heads import rms_norm as rms_norm
+from diagonal.engine.kernels.visibility import NOWHERE
+
+FP8_MOST = 448.0  # the greatest value of fp8 with 4 bits of exponent (e4m3)
+FP8_SIDE = 16  # GEMMs in fp8 on tensor cores take matrices whose sides are multiples of it
+TINY = 1e-12  # a row of zeros has some scale
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / std * weight + bias over the last dimension."""
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up: gate is the first half of the last dimension, up the second."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def gelu(x: Tensor) -> Tensor:
+    """The tanh form of GELU."""
+    return F.gelu(x, approximate="tanh")
+
+
+def frame_norm(x_BTHWC: Tensor, weight: Tensor, bias: Tensor, eps: float, silu: bool) -> Tensor:
+    """(x - mean) / std * weight + bias, mean and std over all of a frame; with SiLU behind it."""
+    x_NCHW = x_BTHWC.flatten(0, 1).permute(0, 3, 1, 2)
+    normed = F.group_norm(x_NCHW, 1, weight, bias, eps)
+    out: Tensor = (F.silu(normed) if silu else normed).permute(0, 2, 3, 1).unflatten(0, x_BTHWC.shape[:2])
+    return out
+
+
+def group_norm_silu(x_NCHW: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
+    """silu of (x - mean) / std * weight + bias, mean and std over a group of channels of a frame."""
+    return F.silu(F.group_norm(x_NCHW, groups, weight, bias, eps))
+
+
+def norm_silu(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:
+    """silu of the RMS norm over the last dimension of x + plus."""
+    return F.silu(F.rms_norm(x if plus is None else x + plus, x.shape[-1:], weight, eps=eps))
+
+
+def add_bias(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
+    """x + bias + other, with one bias for each place of the last dimension."""
+    return x + bias + other
+
+
+def add_norm(
+    x_BFNC: Tensor, delta: Tensor | None, gate: Tensor | None, gain: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """x + gate * delta (without a gate: x + delta), and its LayerNorm * gain + shift.
+
+    Gates, gains and shifts are (B or 1, F or 1, 1, C), or (C,).
+    """
+    if delta is not None:
+        delta = delta.reshape(x_BFNC.shape)
+        x_BFNC = x_BFNC + (delta if gate is None else gate * delta)
+    return x_BFNC, F.layer_norm(x_BFNC, x_BFNC.shape[-1:], eps=eps) * gain + shift
+
+
+def add_gated(x_BFNC: Tensor, delta: Tensor, gate: Tensor) -> Tensor:
+    """x + gate * delta."""
+    return x_BFNC + gate * delta.reshape(x_BFNC.shape)
+
+
+def int8_linear(
+    x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    """x W^T + bias + residual, where row n of W is scale[n] times its int8 values, rounded to the dtype of x."""
+    rounded_NK = torch.mul(weight_NK, scale_N[:, None], out=torch.empty_like(weight_NK, dtype=x.dtype))
+    out = F.linear(x, rounded_NK, bias_N)
+    return out if residual is None else residual + out
+
+
+def fp8_rows(x_MK: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row over a scale of its own, rounded to fp8 (e4m3), and the scales (M, 1): the greatest value is 448."""
+    scale_M1 = x_MK.float().abs().amax(-1, keepdim=True).clamp(min=TINY) / FP8_MOST
+    return (x_MK.float() / scale_M1).clamp(-FP8_MOST, FP8_MOST).to(torch.float8_e4m3fn), scale_M1
+
+
+def fp8_linear(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual: Tensor | None) -> Tensor:
+    """x W^T + bias of rows in fp8, summed in float32: what the tensor cores compute, in plain float32. The residual is
+    added to the rounded result."""
+    rows_MK, scale_M1 = fp8_rows(x.flatten(0, -2))
+    sums = (rows_MK.float() * scale_M1) @ (weight_NK.float() * scale_N[:, None]).t()
+    sums = sums if bias_N is None else sums + bias_N.float()
+    out: Tensor = sums.to(x.dtype).unflatten(0, x.shape[:-1])
+    return out if residual is None else residual + out
+
+
+def needed_slots(fed_L: Tensor, step: Tensor) -> Tensor:
+    """`Visibility.needed_L` at a step, from the steps that first write each slot."""
+    slots_L = torch.arange(len(fed_L), dtype=torch.int32, device=fed_L.device)
+    return slots_L.masked_fill(fed_L > step, NOWHERE)
+
+
+def next_step(
+    rows_NR: Tensor, cursor: Tensor, fed_L: Tensor, tokens_BL: Tensor, inputs: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The row at the cursor, which moves on; the tokens (B, inputs) at the places that the row begins with; and the
+    slots that are needed at the step which is its last entry. The cursor's second element is the kernel's own."""
+    row_R = rows_NR[cursor[0]]
+    cursor[:1].add_(1)
+    return row_R, tokens_BL[:, row_R[:inputs]], needed_slots(fed_L, row_R[-1:])
+
+
+def gather_rows(tables_TLC: Tensor, ids_N: Tensor) -> Tensor:
+    """The rows with these ids of each table, (T, N, C)."""
+    return tables_TLC[:, ids_N]
+
+
+def prefill_attention(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
+    """Attention of queries whose slots are the first ones of a cache, each to its own slot and those before it."""
+    size = q_BHSD.shape[2]
+    return causal(q_BHSD, k_BKLD[:, :, :size], v_BKLD[:, :, :size])
+
+
+def write_heads(heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: Tensor) -> Tensor:
+    """Norm and rotate queries and keys, write keys and values to their slots of the cache, and return the queries
+    (B, H, S, D). Slots are inside the cache; inputs that share one are equal."""
+    q, k, v = heads.split()
+    k_cache_BKLD.index_copy_(2, slots_S, k.to(k_cache_BKLD.dtype))
+    v_cache_BKLD.index_copy_(2, slots_S, v.to(v_cache_BKLD.dtype))
+    return q

@@ -1,0 +1,393 @@
+"""Which implementation serves an operation: the only place that chooses.
+
+Every function here is one operation of a model. It looks at shapes, types and the device, calls a kernel where there is
+one that can and is faster, and plain torch (`reference`) where there is none, under gradients, in torch.compile, and
+with DIAGONAL_KERNELS=0. What a kernel can take is said by its own module, its tuned constants by `tuning`; the table of
+all operations is in README.md. `recorded` tells what was chosen.
+
+Modules in Triton are imported where they are called: there may be no Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from diagonal.engine.heads import Heads, LatentHeads
+from diagonal.engine.kernels import cudnn, reference, tuning
+from diagonal.engine.kernels.cuda import hopper_attention, nvrtc, register_sampling, small_m_gemm, wgmma_gemm
+from diagonal.engine.kernels.device import available, serves
+from diagonal.engine.kernels.record import active, chosen, describe, recorded
+from diagonal.engine.kernels.visibility import Visibility, attend_reference
+from diagonal.engine.linear import Activation, DeferredLinear, FusedLinear, Norm
+from diagonal.planning.sampling import Sampling
+
+__all__ = ["available", "describe", "recorded", "serves"]  # of other modules; everything below is an operation
+
+TORCH, TRITON, SDPA = "PyTorch", "Triton", "PyTorch SDPA"
+HALVES = (torch.bfloat16, torch.float16)
+FP8_CAPABILITY = (8, 9)  # the first whose tensor cores take fp8
+
+# What draws a token from each row of logits: (logits_RV, low_R, high_R, uniform_R, sampling).
+Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Sampling], Tensor]
+# x, delta and gate of x + gate * delta, which is still to be added.
+OpenSum = tuple[Tensor, Tensor | None, Tensor | None]
+
+
+def _triton(operation: str, x: Tensor) -> bool:
+    """Whether Triton serves an operation that it can always make."""
+    served = serves(x)
+    chosen(operation, TRITON if served else TORCH)
+    return served
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last dimension."""
+    if not _triton("RMS norm", x):
+        return reference.rms_norm(x, weight, eps)
+    from diagonal.engine.kernels.triton import pointwise
+
+    return pointwise.rms_norm(x, weight, eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """(x - mean) / std * weight + bias over the last dimension."""
+    if not _triton("layer norm", x):
+        return reference.layer_norm(x, weight, bias, eps)
+    from diagonal.engine.kernels.triton import pointwise
+
+    return pointwise.layer_norm(x, weight, bias, eps)
+
+
+def norm(x: Tensor, asked: Norm) -> Tensor:
+    """Either of them."""
+    if asked.centred:
+        return layer_norm(x, asked.weight, asked.bias, asked.eps)
+    return rms_norm(x, asked.gain, asked.eps)
+
+
+def activation(x: Tensor, act: Activation) -> Tensor:
+    """f(x)."""
+    if act is None:
+        return x
+    if not _triton(f"activation ({act})", x):
+        return reference.silu_mul(x) if act == "silu" else reference.gelu(x)
+    from diagonal.engine.kernels.triton import pointwise
+
+    return pointwise.silu_mul(x) if act == "silu" else pointwise.gelu(x)
+
+
+def norm_silu(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:
+    """silu of the RMS norm over the last dimension of x + plus."""
+    if not _triton("RMS norm + SiLU", x):
+        return reference.norm_silu(x, weight, eps, plus)
+    from diagonal.engine.kernels.triton import pointwise
+
+    return pointwise.norm_silu(x, weight, eps, plus)
+
+
+def add_bias(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
+    """x + bias + other, with one bias for each place of the last dimension."""
+    if not _triton("bias + sum", x):
+        return reference.add_bias(x, bias, other)
+    from diagonal.engine.kernels.triton import pointwise
+
+    return pointwise.add_bias(x, bias, other)
+
+
+def frame_norm(x_BTHWC: Tensor, weight: Tensor, bias: Tensor, eps: float, silu: bool) -> Tensor:
+    """(x - mean) / std * weight + bias, mean and std over all of a frame; with SiLU behind it."""
+    if not _triton("frame norm", x_BTHWC):
+        return reference.frame_norm(x_BTHWC, weight, bias, eps, silu)
+    from diagonal.engine.kernels.triton import frame_norm as kernels
+
+    return kernels.frame_norm(x_BTHWC, weight, bias, eps, silu)
+
+
+def group_norm_silu(x_NCHW: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
+    """silu of (x - mean) / std * weight + bias, mean and std over a group of channels of a frame."""
+    if not x_NCHW.is_contiguous(memory_format=torch.channels_last) or not _triton("group norm + SiLU", x_NCHW):
+        return reference.group_norm_silu(x_NCHW, weight, bias, groups, eps)
+    from diagonal.engine.kernels.triton import frame_norm as kernels
+
+    return kernels.group_norm_silu(x_NCHW, weight, bias, groups, eps)
+
+
+def gather_rows(tables_TLC: Tensor, ids_N: Tensor) -> Tensor:
+    """The rows with these ids of each table, (T, N, C)."""
+    if not _triton("gather rows", tables_TLC):
+        return reference.gather_rows(tables_TLC, ids_N)
+    from diagonal.engine.kernels.triton import decode_step
+
+    return decode_step.gather_rows(tables_TLC, ids_N)
+
+
+def embed(weight_VC: Tensor, ids: Tensor) -> Tensor:
+    """Rows of an embedding, by a kernel after which the first GEMM may launch early."""
+    if not serves(ids):
+        return F.embedding(ids, weight_VC)
+    return gather_rows(weight_VC[None], ids.flatten())[0].view(*ids.shape, -1)
+
+
+def next_step(
+    rows_NR: Tensor, cursor: Tensor, fed_L: Tensor, tokens_BL: Tensor, inputs: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The row of a plan's table at the cursor, which moves on; the tokens that it begins with; and
+    `Visibility.needed_L` at its step."""
+    if not _triton("next step", rows_NR):
+        return reference.next_step(rows_NR, cursor, fed_L, tokens_BL, inputs)
+    from diagonal.engine.kernels.triton import decode_step
+
+    return decode_step.next_step(rows_NR, cursor, fed_L, tokens_BL, inputs)
+
+
+# Linear layers.
+
+
+def linear(x: Tensor, asked: FusedLinear) -> Tensor:
+    """f(norm(x) W^T + bias) + residual. Where kernels run the residual may then be gone: the result is added onto it,
+    which saves a pass over it and a rounding."""
+    what, fused = _linear_name(x, asked), serves(x)
+    small = small_m(x, asked) if fused else None
+    if small is not None:
+        chosen(what, "CUDA small-M GEMM")
+        return small_m_gemm.run(x, asked, small)
+    x = x if asked.norm is None else norm(x, asked.norm)
+    if fused:
+        asked = replace(asked, norm=None)
+        config = wgmma(x, asked)
+        if config is not None:
+            chosen(what, "CUDA wgmma GEMM")
+            return wgmma_gemm.run(x, asked, config)
+    residual, alone = asked.residual, asked.act is None and asked.bias_N is None
+    if fused and residual is None and asked.act == "gelu" and asked.bias_N is not None and not _autocast(x):
+        # Many tokens: cuBLAS has an epilogue for the tanh form, which saves two passes over the largest activations.
+        chosen(what, "cuBLAS with GELU epilogue")
+        made: Tensor = torch._addmm_activation(asked.bias_N, x.flatten(0, -2), asked.weight_NK.t(), use_gelu=True)
+        return made.view(*x.shape[:-1], -1)
+    if fused and alone and residual is not None and residual.dtype == x.dtype == asked.weight_NK.dtype:
+        chosen(what, "cuBLAS onto the residual")
+        residual.view(-1, residual.shape[-1]).addmm_(x.flatten(0, -2), asked.weight_NK.t())
+        return residual
+    chosen(what, TORCH)
+    out = activation(F.linear(x, asked.weight_NK, asked.bias_N), asked.act)
+    return out if residual is None else residual + out
+
+
+def _linear_name(x: Tensor, asked: FusedLinear) -> str:
+    if not active():  # torch.compile would format a size that is no number yet
+        return "linear"
+    rows, depth = asked.weight_NK.shape
+    return f"linear {rows}x{depth}, {x.numel() // depth} tokens"
+
+
+def _autocast(x: Tensor) -> bool:
+    return torch.is_autocast_enabled(x.device.type)
+
+
+def small_m(x: Tensor, asked: FusedLinear) -> small_m_gemm.KernelConfig | None:
+    """The small-M GEMM for a layer; None where it cannot, or others are faster."""
+    both = asked.act is not None and asked.residual is not None
+    if both or not nvrtc.aligned(asked.tensors()) or x.dtype != torch.bfloat16 or x.data_ptr() % 16:
+        return None
+    multiprocessors = small_m_gemm.multiprocessors(x.device)
+    return small_m_gemm.configure(x.numel() // x.shape[-1], asked, multiprocessors) if multiprocessors else None
+
+
+def wgmma(x: Tensor, asked: FusedLinear) -> wgmma_gemm.KernelConfig | None:
+    """The wgmma GEMM for a layer without a norm; None where it cannot, or others are faster."""
+    tokens, both = x.numel() // x.shape[-1], asked.act is not None and asked.residual is not None
+    (rows, depth), tuned = asked.weight_NK.shape, tuning.of(x.device).wgmma
+    slower = tokens < tuned.deep_tokens and depth > tuned.deep and rows <= tuned.deep_rows
+    if both or asked.norm is not None or slower:
+        return None
+    if not nvrtc.aligned([x, *asked.tensors()]) or not nvrtc.hopper(x.device):
+        return None
+    found = wgmma_gemm.configure(tokens, asked, _multiprocessors(x.device))
+    if found is not None and tokens <= tuned.few_tokens and tuned.large_rows < found.ROWS:
+        return None
+    return found
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def int8_linear(
+    x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual: Tensor | None
+) -> Tensor:
+    """x (W * scale)^T + bias + residual. Many tokens and float32 are left to plain torch."""
+    alike = all(one is None or one.dtype == x.dtype for one in (bias_N, residual))  # not so under autocast
+    fits = serves(x) and alike and x.dtype in HALVES
+    few = fits and x.numel() // x.shape[-1] <= tuning.of(x.device).int8.rows
+    chosen("int8 linear", TRITON if few else TORCH)
+    if not few:
+        return reference.int8_linear(x, weight_NK, scale_N, bias_N, residual)
+    from diagonal.engine.kernels.triton import int8_gemm
+
+    residual_MN = None if residual is None else residual.flatten(0, -2).contiguous()
+    out_MN = int8_gemm.linear(x.flatten(0, -2).contiguous(), weight_NK, scale_N, bias_N, residual_MN)
+    return out_MN.view(*x.shape[:-1], -1)
+
+
+def fp8_linear(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual: Tensor | None) -> Tensor:
+    """x W^T + bias + residual with rows of both in fp8, on the tensor cores that have it."""
+    from_gpu = x.dtype == torch.bfloat16 and serves(x)
+    if not from_gpu or torch.cuda.get_device_capability(x.device) < FP8_CAPABILITY:
+        chosen("fp8 linear", TORCH)
+        return reference.fp8_linear(x, weight_NK, scale_N, bias_N, residual)
+    from diagonal.engine.kernels.triton import fp8_gemm
+
+    chosen("fp8 linear", "cuBLAS, rows rounded by Triton")
+    return fp8_gemm.linear(x, weight_NK, scale_N, bias_N, residual)
+
+
+# Attention of token models.
+
+
+def write_heads(heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: Tensor) -> Tensor:
+    """Norm and rotate queries and keys, write keys and values to their slots of the cache, and return the queries
+    (B, H, S, D); in one kernel with the linear layer before it, if that is deferred and fits."""
+    cache, what = (k_cache_BKLD, v_cache_BKLD), "RoPE and cache write"
+    if active():
+        what += f", {heads.given.shape[0] * heads.given.shape[1]} tokens"
+    if not serves(heads.given):
+        chosen(what, TORCH)
+        return reference.write_heads(heads, *cache, slots_S)
+    config = small_m_heads(heads, *cache, slots_S)
+    if config is not None:
+        chosen(what, "CUDA small-M GEMM")
+        return small_m_gemm.run_heads(heads, *cache, slots_S, config)
+    chosen(what, TRITON)
+    from diagonal.engine.kernels.triton import decode_step
+
+    launch_next = hopper_attention.supports(heads.head_dim, k_cache_BKLD)
+    return decode_step.write_heads(heads, *cache, slots_S, launch_next)
+
+
+def small_m_heads(heads: Heads, k_BKLD: Tensor, v_BKLD: Tensor, slots_S: Tensor) -> small_m_gemm.KernelConfig | None:
+    """The small-M GEMM for a deferred layer of heads with RoPE and the cache write; None where it cannot."""
+    source = heads.source
+    if not isinstance(source, DeferredLinear) or not small_m_gemm.supports_heads(heads, k_BKLD, v_BKLD, slots_S):
+        return None
+    config = small_m(source.x, source.linear)
+    launch_next = hopper_attention.supports(heads.head_dim, k_BKLD)
+    return None if config is None else small_m_gemm.configure_heads(config, heads, launch_next)
+
+
+def decode_attention(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> Tensor:
+    """softmax(q k^T / sqrt(D)) v over what each query of a decode step sees, (B, H, S, D)."""
+    what = f"decode attention, {q_BHSD.shape[2]} queries" if active() else "decode attention"
+    if not available(q_BHSD.device):
+        chosen(what, TORCH)
+        return attend_reference(q_BHSD, k_BKLD, v_BKLD, seen)
+    from diagonal.engine.kernels.triton import split_kv
+
+    split_kv.check(q_BHSD, k_BKLD, v_BKLD, seen)
+    multiprocessors = _multiprocessors(q_BHSD.device)
+    if not hopper_attention.supports_step(q_BHSD, k_BKLD, v_BKLD, seen):
+        chosen(what, "Triton split-KV")
+        return split_kv.attend(q_BHSD, k_BKLD, v_BKLD, seen, multiprocessors)
+    most = tuning.of(q_BHSD.device).split_kv.splits
+    values, lse, scales = hopper_attention.attend((q_BHSD, k_BKLD, v_BKLD), seen, multiprocessors, most)
+    chosen(what, "CUDA Hopper split-KV" if lse is not None else "CUDA Hopper, one split")
+    if lse is None:
+        return values.transpose(1, 2)
+    out_BSHD = q_BHSD.new_empty(values.shape[1:])
+    return split_kv.reduce(values, lse, scales, out_BSHD, multiprocessors).transpose(1, 2)
+
+
+def prefill_attention(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
+    """Attention of queries whose slots are the first ones of a cache, each to its own slot and those before it."""
+    fits = serves(q_BHSD) and hopper_attention.supports_prefill(q_BHSD, k_BKLD, v_BKLD)
+    chosen("prefill attention", "CUDA Hopper" if fits else TORCH)
+    attend = hopper_attention.prefill if fits else reference.prefill_attention
+    return attend(q_BHSD, k_BKLD, v_BKLD)
+
+
+# Sampling.
+
+
+def sampler(device: torch.device) -> Draw | None:
+    """What draws tokens on a device; None for `engine.sampler.sample`."""
+    return _sample if available(device) else None
+
+
+def _sample(logits_RV: Tensor, low_R: Tensor, high_R: Tensor, uniform_R: Tensor, sampling: Sampling) -> Tensor:
+    drawn_R = torch.empty(len(logits_RV), dtype=torch.long, device=logits_RV.device)
+    _draw(logits_RV, (low_R, high_R, uniform_R[None], None, drawn_R[None]), sampling)
+    return drawn_R
+
+
+def sample_into(
+    tokens_BL: Tensor, logits_BSV: Tensor, ids_2L: Tensor, uniform_BL: Tensor, positions_S: Tensor, sampling: Sampling
+) -> None:
+    """Draw the tokens at some positions and write them there: ids and random numbers are found by position too."""
+    _draw(logits_BSV.flatten(0, 1), (ids_2L[0], ids_2L[1], uniform_BL, positions_S, tokens_BL), sampling)
+
+
+def _draw(logits_RV: Tensor, tables: register_sampling.Tables, sampling: Sampling) -> None:
+    """One id from each row."""
+    if logits_RV.stride(1) != 1:
+        raise ValueError(f"logits with strides {logits_RV.stride()} given; a row's ids must lie side by side")
+    able = register_sampling.able(logits_RV.device) and register_sampling.reads(tables)
+    config = register_sampling.configure(logits_RV, sampling) if able else None
+    chosen("sampling", "Triton" if config is None else "CUDA, rows in registers")
+    if config is not None:
+        return register_sampling.run(logits_RV, tables, sampling, config)
+    from diagonal.engine.kernels.triton import sampling as kernels
+
+    return kernels.draw(logits_RV, tables, sampling)
+
+
+# Diffusion transformers.
+
+
+def add_norm(total: OpenSum, gain: Tensor, shift: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + gate * delta, and its LayerNorm * gain + shift."""
+    if not _triton("gated sum + layer norm", total[0]):
+        return reference.add_norm(*total, gain, shift, eps)
+    from diagonal.engine.kernels.triton import latents
+
+    return latents.add_norm(*total, gain, shift, eps)
+
+
+def open_sum(x: Tensor, delta: Tensor, gate: Tensor) -> OpenSum:
+    """x + gate * delta, left open where the kernel of the next norm adds it too."""
+    chosen("gated sum", "in the kernel of the next norm" if serves(x) else TORCH)
+    return (x, delta, gate) if serves(x) else (reference.add_gated(x, delta, gate), None, None)
+
+
+def text_attention(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, rows_B: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(D)) v over all rows of a text, of which those from `rows` on are padding, all alike."""
+    dtype = q_BHSD.dtype
+    if dtype in HALVES and dtype == k_BHLD.dtype == v_BHLD.dtype and serves(q_BHSD):
+        from diagonal.engine.kernels.triton import split_kv, text_attention
+
+        if q_BHSD.shape[3] in split_kv.HEAD_DIMS:
+            chosen("text attention", TRITON)
+            return text_attention.attend_text(q_BHSD, k_BHLD, v_BHLD, rows_B)
+    chosen("text attention", TORCH)
+    return F.scaled_dot_product_attention(q_BHSD, k_BHLD, v_BHLD)
+
+
+def rope_latents(heads: LatentHeads, k_out_BSHD: Tensor, v_out_BSHD: Tensor) -> Tensor:
+    """Queries (B, S, H, D), normed and rotated; keys, also those, and values are written to the outputs. Only for
+    tensors that kernels serve: plain torch has gradients to keep."""
+    from diagonal.engine.kernels.triton import latents
+
+    chosen("latent RoPE and cache write", TRITON)
+    return latents.rope(heads, k_out_BSHD, v_out_BSHD)
+
+
+def latent_attention(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor) -> Tensor:
+    """Attention of the queries of a call to all keys, (B, H, S, D); their keys may be split."""
+    splits = cudnn.splits_for(q_BHSD, k_BHLD) if serves(q_BHSD) else 1
+    chosen("latent attention", SDPA if splits == 1 else f"cuDNN, {splits} splits reduced by Triton")
+    if splits == 1:
+        return F.scaled_dot_product_attention(q_BHSD, k_BHLD, v_BHLD)
+    return cudnn.attend(q_BHSD, k_BHLD, v_BHLD, splits)
