@@ -186,7 +186,8 @@ def board(tmp_path, monkeypatch):
         (tmp_path / "new" / "board.py").write_text(content)
         (tmp_path / "data").mkdir()
         np.save(tmp_path / "data" / "first.npy", np.full((2, *SIZE, 3), 7, dtype=np.uint8))
-        return tmp_path / "data"
+        data: Path = tmp_path / "data"
+        return data
 
     monkeypatch.setattr(worlds, "__path__", [*worlds.__path__, str(tmp_path / "new")])
     yield write

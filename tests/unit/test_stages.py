@@ -151,7 +151,7 @@ def test_a_stage_that_trains_claims_its_folder_and_goes_on_from_its_checkpoint(t
         torch.save(made.module.state_dict(), tmp_path / "slope" / MODEL)
 
     stage = training("slope", HOW, tmp_path / "slope", task, keep)
-    killed = run([stage])
+    killed: Any = run([stage])  # a generator
     assert next(killed) == ("slope", last_line(stage.folder))
     next(killed)  # the second line comes after the first state was written
     killed.close()
