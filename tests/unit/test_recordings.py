@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -178,7 +179,7 @@ def read_recording(path, size):
 
 
 @pytest.fixture
-def board(tmp_path, monkeypatch):
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
     """A world that is one new file, and a recording of it."""
 
     def write(content: str) -> Path:

@@ -154,7 +154,7 @@ def test_a_stage_that_trains_claims_its_folder_and_goes_on_from_its_checkpoint(t
     killed: Any = run([stage])  # a generator
     assert next(killed) == ("slope", last_line(stage.folder))
     next(killed)  # the second line comes after the first state was written
-    killed.close()
+    del killed
     assert not stage.done and json.loads((stage.folder / "settings.json").read_text()) == settings(HOW)
     (stage.folder / "curve.jsonl").write_text(json.dumps({"step": 2}) + "\n")
     assert [line["step"] for _, line in run([stage])] == [4]
