@@ -68,10 +68,12 @@ def test_a_stream_gives_the_same_video_whenever_it_is_asked() -> None:
     """Pixels come from another stream of the GPU; graphs are captured once and used again, with other seeds too."""
     world = load("cosmos/tiny", "random", device=CUDA, dtype=torch.float32)
     prompt = torch.randint(64, (2, 4, 6), generator=torch.Generator().manual_seed(0))
-    made = [world.generate(prompt, frames=16, sampling=Sampling(top_p=0.8), seed=seed) for seed in (1, 2, 1)]
+    # Convolutions of float32 round to TF32 here, each shape in its own way, and the pixels of random weights span all.
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        made = [world.generate(prompt, frames=16, sampling=Sampling(top_p=0.8), seed=seed) for seed in (1, 2, 1)]
+        pixels = world.tokenizer.decode(torch.cat([prompt, made[0].tokens])[None].to(CUDA), {})
     assert np.array_equal(made[0].frames, made[2].frames) and torch.equal(made[0].tokens, made[2].tokens)
     assert not torch.equal(made[0].tokens, made[1].tokens)
-    pixels = world.tokenizer.decode(torch.cat([prompt, made[0].tokens])[None].to(CUDA), {})
     whole = pixels[0, 9:].permute(0, 2, 3, 1).cpu().numpy()
     assert whole.shape == made[0].frames.shape
     assert np.abs(whole.astype(int) - made[0].frames.astype(int)).max() <= 1

@@ -68,7 +68,7 @@ def test_recorded_rollouts_are_the_rollouts(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(distill, "compiled", lambda modules, device: None)
     recorded = run()
-    monkeypatch.setattr(distill, "Captured", lambda model, cache: model)
+    monkeypatch.setattr(distill, "ChunkGraphs", lambda model, cache: model)
     assert recorded == pytest.approx(run(), rel=2e-3)  # backward passes add up in any order
 
 

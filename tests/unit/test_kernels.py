@@ -91,7 +91,9 @@ def test_a_layer_is_added_onto_the_residual_without_changing_it() -> None:
 
 
 def test_the_references_need_no_triton() -> None:
-    code = "import sys; sys.modules['triton'] = None; import diagonal.engine.kernels.select, diagonal.engine.tokens.graphs"
+    code = (
+        "import sys; sys.modules['triton'] = None; import diagonal.engine.kernels.select, diagonal.engine.tokens.graphs"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -8,7 +8,6 @@ a minute of Doom.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,15 +36,6 @@ def _part(path: Path, recorded: Recorded, number: int) -> Part:
         raise ValueError(f"{path}: {len(frames)} frames, {len(recorded.actions)} actions read; each frame needs one")
     numbers = np.full(len(frames), number) if episodes is None else episodes.astype(np.int64)
     return Part(frames, torch.tensor(recorded.actions), torch.from_numpy(numbers))
-
-
-def ahead(parts: Iterator[Part]) -> Iterator[Part]:
-    """The same parts, the next one being read while this one is used."""
-    with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(next, parts, None)
-        while (part := coming.result()) is not None:
-            coming = pool.submit(next, parts, None)
-            yield part
 
 
 def frames(folder: str | Path, size: tuple[int, int], device: torch.device | str, most: int | None = None) -> Part:

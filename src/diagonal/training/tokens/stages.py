@@ -18,10 +18,11 @@ import torch
 from diagonal import checkpoints
 from diagonal.catalog.names import find
 from diagonal.catalog.variants import Variant
+from diagonal.generation.ahead import ahead
 from diagonal.networks import lpips
 from diagonal.planning.plan import Order
 from diagonal.training.data.record import recording
-from diagonal.training.data.recordings import PARTS, TokenData, ahead, frames, join, read, tokenize
+from diagonal.training.data.recordings import PARTS, TokenData, frames, join, read, tokenize
 from diagonal.training.judges import inverse_dynamics
 from diagonal.training.recipe import Recipe, WorldRecipe
 from diagonal.training.stages import MODEL, Stage, build, training
