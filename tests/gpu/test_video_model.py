@@ -121,3 +121,18 @@ def test_convolutions_of_the_preview_with_their_ends_are_those_apart(monkeypatch
         monkeypatch.setenv(SWITCH, "0")
         apart = codec.pixels(latents, {}).float()
     assert 0 < (together - apart).norm() <= 0.02 * apart.norm()
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_a_batch_of_prompts_is_each_prompt_alone(model: VideoModel, capture: bool) -> None:
+    prompts = ["a red cat", "a blue dog"]
+    request = replace(PLAIN, prompt=prompts, capture=capture, decoder="none")
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        together = [model.generate(request, output_type="latent").latents for _ in range(2)]
+        alone = [
+            model.generate(replace(request, prompt=one, seed=index), output_type="latent").latents
+            for index, one in enumerate(prompts)
+        ]
+    assert torch.equal(together[0], together[1])  # captured calls of a batch are replayed too
+    for index in range(2):
+        torch.testing.assert_close(together[0][index], alone[index], atol=2e-3, rtol=2e-3)

@@ -305,7 +305,7 @@ def _print(result: dict[str, Any]) -> None:
         + ("" if one["peak_gb"] is None else f"; peak {max(case['peak_gb'] for case in cases):.2f} GB"),
         markup=False,
     )
-    print_kernels(result)
+    print_kernels(result["cases"])
     for case in cases:
         if case["derived"]:
             measured = f"{case['measured_steps']} of {case['steps']} steps measured"

@@ -97,12 +97,26 @@ def columns(forms: dict[str, tuple[str, str]], cases: Sequence[Mapping[str, Any]
     return {head: (field, form) for head, (field, form) in forms.items() if any(field in case for case in cases)}
 
 
-def print_kernels(result: Mapping[str, Any]) -> None:
-    """Which kernel computed which operation, where the result says so."""
-    if "kernels" in result:
-        out.print(
-            "kernels: " + ", ".join(f"{name} {kernel}" for name, kernel in result["kernels"].items()), markup=False
-        )
+def print_kernels(cases: Sequence[Mapping[str, Any]]) -> None:
+    """Which implementations computed which operation in any of the cases (see engine/kernels/README.md), and for calls
+    of how many tokens."""
+    found: dict[str, dict[str, set[int]]] = {}
+    for case in cases:
+        for operation, implementations in case["kernels"].items():
+            name, _, tokens = operation.removesuffix(" tokens").partition(", ")
+            for one in implementations.split("; "):
+                found.setdefault(name, {}).setdefault(one, set()).update([int(tokens)] if tokens.isdigit() else [])
+    table = Table("operation", "computed by", box=None)
+    for name in sorted(found):
+        table.add_row(name, "; ".join(one + _span(tokens) for one, tokens in found[name].items()))
+    out.print(table)
+
+
+def _span(tokens: set[int]) -> str:
+    """From how many tokens to how many."""
+    if not tokens:
+        return ""
+    return f" ({min(tokens)})" if len(tokens) == 1 else f" ({min(tokens)} to {max(tokens)})"
 
 
 def print_cases(result: Mapping[str, Any]) -> None:
@@ -123,5 +137,5 @@ def print_cases(result: Mapping[str, Any]) -> None:
         + ("" if one["peak_gb"] is None else f"; peak {max(case['peak_gb'] for case in result['cases']):.2f} GB"),
         markup=False,
     )
-    print_kernels(result)
+    print_kernels(result["cases"])
     out.print(f"\n{result['definition']}", markup=False, style="dim")

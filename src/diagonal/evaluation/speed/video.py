@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from diagonal.catalog.names import find
 from diagonal.engine.chunks.denoise import Gaussian
+from diagonal.engine.kernels import select
 from diagonal.evaluation.speed.machine import check_timed, describe
 from diagonal.generation.clock import Clock
 from diagonal.generation.request import Prompts, Request, latent_frames, latent_size, texts
@@ -44,7 +46,8 @@ fps_with_tokenizer  the same frames as pixels in the host's memory, streamed: ch
 first_frame_ms      the calls of the first chunk and the decoding of its first latent frame, one after the other
 warmup_s            the first run, with all that is set up or compiled once; in no other number
 peak_gb             most memory in use at once on the GPU, weights, cache and decoder
-units               ms: milliseconds; GB: 10^9 bytes; one video is made at a time"""
+units               ms: milliseconds; GB: 10^9 bytes; one video is made at a time
+kernels             operation -> what computed it in the first run, which is not measured (engine/kernels/README.md)"""
 
 TEXT_ROWS, NEGATIVE_ROWS = 128, 1  # of a typical prompt, at most what the model takes, and of an empty one
 SIDE = {"cuda": 8192, "cpu": 1024}
@@ -70,10 +73,11 @@ def measure(model: VideoModel, settings: VideoSettings, on_run: Callable[[], obj
     latents, began = replace(request, decoder="none"), time.perf_counter()
     runs = []
     for index in range(settings.warmup + settings.repeat):
-        runs.append(_denoised(model, latents))
+        with select.recorded() if index == 0 else nullcontext(dict[str, str]()) as chosen:
+            runs.append(_denoised(model, latents))
         on_run()
         if index == 0:
-            warmup_s = time.perf_counter() - began
+            kernels, warmup_s = chosen, time.perf_counter() - began
     made = np.array([[1e3 * seconds / calls for seconds, calls in run] for run in runs[settings.warmup :]])
     calls = np.array([calls for _, calls in runs[0]])
     mean_ms = float((made * calls).sum() / calls.sum() / len(made))
@@ -107,6 +111,7 @@ def measure(model: VideoModel, settings: VideoSettings, on_run: Callable[[], obj
         "warmup_s": warmup_s,
         "peak_gb": torch.cuda.max_memory_allocated(device) / 1e9 if clock.cuda else None,
         "tflops": rate,
+        "kernels": kernels,
     } | describe(device)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diagonal.engine.kernels import select
 from diagonal.engine.tokens.decode import Span
 from diagonal.evaluation.speed.floor import FloatArray, Traffic, step_bytes
 from diagonal.evaluation.speed.machine import bandwidth, describe
@@ -49,7 +51,8 @@ first_frame_ms      prefill, steps and (where the tokenizer is measured) pixels 
                     prompts together
 warmup_s            the first run, with all that is set up or compiled once; in no other number
 peak_gb             most memory in use at once on the GPU, that of all cases that take turns
-units               ms: milliseconds; GB: 10^9 bytes; one decoding, of a whole batch, runs at a time"""
+units               ms: milliseconds; GB: 10^9 bytes; one decoding, of a whole batch, runs at a time
+kernels             operation -> what computed it in the first run, which is not measured (engine/kernels/README.md)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +105,16 @@ def measure(
     cases = [Case(with_text(case.world, settings.batch), case.order) for case in cases]
     speed = bandwidth(device)
     runs: list[list[TimedRun]] = [[] for _ in cases]
-    for _ in range(settings.warmup + settings.repeat):
+    kernels: list[dict[str, str]] = []
+    for index in range(settings.warmup + settings.repeat):
         for case, made in zip(cases, runs, strict=True):
-            made.append(_run(case, settings))
+            # The first run is for warmth, and chooses: what it captures is replayed later.
+            with select.recorded() if index == 0 else nullcontext(dict[str, str]()) as chosen:
+                made.append(_run(case, settings))
+            kernels += [chosen] if index == 0 else []
             on_run()
-    return [_numbers(case, settings, made, speed) for case, made in zip(cases, runs, strict=True)]
+    measured = zip(cases, runs, kernels, strict=True)
+    return [_numbers(case, settings, made, speed) | {"kernels": chosen} for case, made, chosen in measured]
 
 
 def with_text(world: World, batch: int = 1) -> World:
