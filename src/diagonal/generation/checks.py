@@ -151,8 +151,8 @@ def check_request(name: str, variant: DiffusionVariant, request: Request) -> Non
     latent_size(height, width, codec.patch, variant.config.patch)
     clip = begins_with(request)
     if clip is not None:
-        check_clip(clip, (height, width), codec.stride)
-    total_latents(request, how, codec.stride, 0 if clip is None else 1 + (len(clip) - 1) // codec.stride)
+        check_clip(clip, (height, width), codec.stride, request.batch)
+    total_latents(request, how, codec.stride, 0 if clip is None else 1 + (clip.shape[-4] - 1) // codec.stride)
     prompts = [request.prompt_embeds if request.prompt is None else request.prompt, *request.prompt_at.values()]
     for rows in prompts:
         if isinstance(rows, Tensor):
@@ -160,19 +160,20 @@ def check_request(name: str, variant: DiffusionVariant, request: Request) -> Non
 
 
 def begins_with(request: Request) -> VideoArray | None:
-    """The frames (T, H, W, 3) that a video begins with."""
-    return request.image[None] if request.image is not None else request.video
+    """The frames ([B,] T, H, W, 3) that a video begins with."""
+    return request.image[..., None, :, :, :] if request.image is not None else request.video
 
 
-def check_clip(clip: VideoArray, size: tuple[int, int], stride: int) -> None:
-    """Refuse frames that the VAE does not take."""
+def check_clip(clip: VideoArray, size: tuple[int, int], stride: int, batch: int | None = None) -> None:
+    """Refuse frames that the VAE does not take, or that are neither for all nor for each of a batch."""
     height, width = size
-    if clip.dtype != np.uint8 or clip.ndim != 4 or clip.shape[1:] != (height, width, 3):
+    fits = clip.ndim == 4 or (clip.ndim == 5 and len(clip) == batch)
+    if clip.dtype != np.uint8 or not fits or clip.shape[-3:] != (height, width, 3):
         raise ValueError(
             f"frames of {clip.dtype} and shape {clip.shape} given to begin with; uint8 RGB of height {height} and "
             f"width {width} is needed. {FIT}"
         )
-    count = len(clip)
+    count = clip.shape[-4]
     if not count or (count - 1) % stride:
         last = max(1, 1 + (count - 1) // stride * stride)
         raise ValueError(
@@ -200,11 +201,11 @@ def check_embeds(name: str, variant: DiffusionVariant, rows: Tensor) -> None:
     """Refuse embeddings of a prompt that the model cannot read."""
     config, shape = variant.config, tuple(rows.shape)
     whole = rows[None] if rows.ndim == 2 else rows
-    fits = whole.ndim == 3 and len(whole) == 1 and whole.shape[2] == config.text_dim
+    fits = whole.ndim == 3 and len(whole) and whole.shape[2] == config.text_dim
     if not fits or not 1 <= whole.shape[1] <= config.text_length:
         raise ValueError(
             f"prompt_embeds of shape {shape} given; {name} takes (rows, {config.text_dim}) with 1 to "
-            f"{config.text_length} rows"
+            f"{config.text_length} rows, or one of these for each sample of a batch"
         )
 
 

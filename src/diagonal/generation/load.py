@@ -15,6 +15,7 @@ import torch
 from diagonal import checkpoints
 from diagonal.catalog.names import find
 from diagonal.catalog.variants import DiffusionVariant, Variant
+from diagonal.generation.checks import check_weights
 from diagonal.generation.components import Weights, published, untrained
 from diagonal.generation.devices import check_device, kernels_last
 from diagonal.generation.video import VideoModel
@@ -81,15 +82,11 @@ def _load_world(
     seed: int,
 ) -> World:
     """A token model with its tokenizer, on a device and in a dtype."""
+    check_weights(name, variant, weights)
     device, dtype = place
     label = str(weights)
     if weights is None and variant.embedded:
         label, weights = checkpoints.EMBEDDED, checkpoints.ASSETS / variant.embedded
-    if weights is None and not variant.random:
-        raise ValueError(
-            f"{name} needs weights: give a file, a folder or a hub id. Source: {variant.source}. "
-            'weights="random" runs it untrained, for speed only'
-        )
     network = find("tokenizers", variant.tokenizer)
     if weights is None or str(weights) == checkpoints.RANDOM:
         plain = device.type == "cpu" and dtype in (None, torch.float32)
@@ -140,14 +137,10 @@ def load_video_model(
     """A diffusion model by name; the arguments are those of `load`, and `Weights` names its parts one by one."""
     variant, device = find("models", name), check_device(device)
     source = weights if isinstance(weights, Weights) else Weights(weights)
+    check_weights(name, variant, source.transformer)
     label = str(source.transformer)
     if source.transformer is None and variant.embedded:
         label, source = checkpoints.EMBEDDED, replace(source, transformer=checkpoints.ASSETS / variant.embedded)
-    if source.transformer is None and not variant.random:
-        raise ValueError(
-            f"{name} needs weights: give a file, a folder or a hub id. Source: {variant.source}. "
-            'weights="random" runs it untrained, for speed only'
-        )
     if source.random:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -30,12 +30,12 @@ from diagonal.engine.chunks.graphs import ChunkGraphs
 from diagonal.engine.chunks.protocols import DiffusionModel
 from diagonal.engine.chunks.rollout import cache_of, frame_tokens, settings_of, window_of
 from diagonal.engine.warm import Warm
+from diagonal.generation import checks
 from diagonal.generation.chunk_session import DECODED, ChunkSession, ChunkSource, PixelDecoder
-from diagonal.generation.components import NONE, VAE, VAE_FILE, Parts
+from diagonal.generation.components import NONE, VAE, Parts
 from diagonal.generation.prompts import PromptTrack
-from diagonal.generation.request import Prompts, Request, latent_frames, latent_size, texts
+from diagonal.generation.request import Prompts, Request, latent_size, texts
 from diagonal.generation.session import Clip, collect
-from diagonal.media.video import VideoArray
 from diagonal.planning.denoising import calls
 from diagonal.planning.presets import Preset
 from diagonal.text.encoders import embed
@@ -89,7 +89,7 @@ class VideoModel:
         codec, config = self._codec(request.decoder), find("tokenizers", self.variant.vae)
         size = latent_size(height, width, config.patch, self.variant.config.patch)
         known = self._given(request)
-        frames = self._frames(request, how, known)
+        frames = checks.total_latents(request, how, config.stride, 0 if known is None else known.shape[1])
         pixels = PixelDecoder(codec, (height, width), self.device, request.batch is not None)
         planned = {0: request.prompt if request.prompt is not None else request.prompt_embeds, **request.prompt_at}
         prompts = PromptTrack({chunk: one for chunk, one in planned.items() if one is not None}, self._embed)
@@ -150,51 +150,21 @@ class VideoModel:
         if decoder != VAE and not self.variant.preview:
             raise ValueError(f"{self.name} has no {decoder}: its VAE is small; take {VAE!r}")
         if codec is None:
-            what = f"the file {VAE_FILE}, or a folder with it" if decoder == VAE else "TAEHV's file, taew2_1.pth"
-            raise ValueError(f"{self.weights} came without {decoder!r}; name it in Weights({decoder}=...): {what}")
+            raise ValueError(checks.without_decoder(self.name, self.variant, decoder))
         return codec
 
     def _given(self, request: Request) -> Tensor | None:
         """Latents (B, F, C, rows, cols) of the picture or clip that the video begins with."""
-        clip = request.image[..., None, :, :, :] if request.image is not None else request.video
+        clip = checks.begins_with(request)
         if clip is None:
             return None
-        self._check_clip(clip, *request.size(self.variant.size), request.batch)
         vae, state = self._codec(VAE), dict[str, Tensor]()
+        checks.check_clip(clip, request.size(self.variant.size), vae.stride, request.batch)
         frames = torch.from_numpy(np.ascontiguousarray(clip)).to(self.device).movedim(-1, -3)
         frames_BTCHW = frames if frames.ndim == 5 else frames[None]
         later = frames_BTCHW[:, 1:].split(DECODED * vae.stride, dim=1) if frames_BTCHW.shape[1] > 1 else ()
         latents = torch.cat([vae.encode(part, state) for part in (frames_BTCHW[:, :1], *later)], dim=1).float()
         return latents.expand(request.batch or 1, -1, -1, -1, -1)
-
-    def _check_clip(self, clip: VideoArray, height: int, width: int, batch: int | None) -> None:
-        fits = clip.ndim == 4 or (clip.ndim == 5 and len(clip) == batch)
-        if clip.dtype != np.uint8 or not fits or clip.shape[-3:] != (height, width, 3):
-            raise ValueError(
-                f"frames of {clip.dtype} and shape {clip.shape} given to begin with; uint8 RGB of height {height} and "
-                f"width {width} is needed. Resize them: diagonal.media.video.resize or cover, --resize or --crop"
-            )
-        stride, count = self.vae.stride if self.vae is not None else 1, clip.shape[-4]
-        if not count or (count - 1) % stride:
-            below = max(1, 1 + (count - 1) // stride * stride)
-            raise ValueError(
-                f"{count} frames given to begin with; 1 + {stride}n are needed: {below} or {below + stride}"
-            )
-
-    def _frames(self, request: Request, how: Preset, known: Tensor | None) -> int | None:
-        """Latent frames of the whole video; None: without end."""
-        given, stride = 0 if known is None else known.shape[1], find("tokenizers", self.variant.vae).stride
-        if request.num_frames is None:
-            return None
-        frames = latent_frames(request.num_frames, how, stride, given)
-        chunks = (frames - given) // (how.chunk_frames or frames)
-        late = [chunk for chunk in request.prompt_at if not 1 <= chunk < chunks]
-        if late:
-            raise ValueError(
-                f"a prompt at chunk {late[0]} given; this video has the chunks 0 to {chunks - 1}, and the first prompt "
-                "is that of chunk 0"
-            )
-        return frames
 
     def _embed(self, prompts: list[Prompts]) -> list[Tensor]:
         """Embeddings (1 or B, rows, width) of each, as tensors of their own."""
@@ -208,14 +178,8 @@ class VideoModel:
         return found
 
     def _checked(self, rows: Tensor) -> Tensor:
-        config = self.variant.config
-        shape, rows = tuple(rows.shape), rows[None] if rows.ndim == 2 else rows
-        fits = rows.ndim == 3 and len(rows) and rows.shape[2] == config.text_dim
-        if not fits or not 1 <= rows.shape[1] <= config.text_length:
-            raise ValueError(
-                f"prompt_embeds of shape {shape} given; {self.name} takes (rows, {config.text_dim}) with 1 to "
-                f"{config.text_length} rows, or one of these for each sample of a batch"
-            )
+        checks.check_embeds(self.name, self.variant, rows)
+        rows = rows if rows.ndim == 3 else rows[None]
         return rows.to(self.device, copy=True)
 
     def _chunked(self, request: Request, how: Preset, known: Tensor | None, shape: tuple[Any, ...]) -> ChunkSource:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +26,7 @@ from diagonal.engine.sampler import Sampler, generators
 from diagonal.engine.tokens.decode import Video, plans, spans
 from diagonal.engine.tokens.runner import Runner
 from diagonal.engine.warm import Warm
+from diagonal.generation import checks
 from diagonal.generation.session import Clip, collect
 from diagonal.generation.token_session import TokenSession
 from diagonal.media.video import VideoArray
@@ -62,8 +63,7 @@ class World:
     @property
     def size(self) -> tuple[int, int]:
         """Height and width of the frames."""
-        config, patch = self.variant.config, self.tokenizer.patch
-        return config.rows * patch, config.cols * patch
+        return checks.frame_size(self)
 
     def layout(self, frames: int) -> Layout:
         """The token sequence of a video of so many frames."""
@@ -71,27 +71,19 @@ class World:
 
     def at(self, height: int, width: int) -> World:
         """The same weights for frames of another size in pixels, where the model's positions allow it."""
-        patch = self.tokenizer.patch
-        if height % patch or width % patch or min(height, width) < patch:
-            raise ValueError(f"frames of {height}x{width} asked for; both sides must be multiples of {patch}")
-        config = replace(cast(Any, self.variant.config), rows=height // patch, cols=width // patch)
         other = copy(self)
-        other.variant = replace(self.variant, config=config)
+        other.variant = checks.resized(self, height, width)
         with torch.device("meta"):
-            other.model = other.runner = config.build()
+            other.model = other.runner = other.variant.config.build()
             if self.quantized:
                 quantize_model(other.model, self.quantized)
-        try:
-            other.model.load_state_dict(self.model.state_dict(), assign=True)
-        except RuntimeError as error:
-            raise ValueError(f"{self.name} has learned positions of its own frames, {self.size}: no others") from error
+        other.model.load_state_dict(self.model.state_dict(), assign=True)
         other.model.eval().requires_grad_(False)
         return other
 
     def guided(self, text: str | Tensor) -> World:
         """The same world under a text, or under its embeddings (rows, width), from which the model attends."""
-        if not self.variant.text:
-            raise ValueError(f"{self.name} takes no text")
+        checks.check_text(self)
         device = next(self.model.parameters()).device
         if isinstance(text, str):
             from diagonal.text.encoders import ENCODERS, embed
@@ -143,7 +135,7 @@ class World:
         free = isinstance(actions, Free)
         lists = _per_sample(actions.given if isinstance(actions, Free) else actions, batch)
         taken = None if lists is None or free else len(lists[0])
-        new = _new_frames(self._token_frames(frames), known, taken, config.frames)
+        new = _new_frames(None if frames is None else checks.token_frames(self, frames), known, taken, config.frames)
         layout = self.layout(known + new)
         units = torch.full((batch, known + new, layout.unit), UNKNOWN, device=known_BTHW.device)
         units[:, :known, : layout.grid.frame_tokens] = known_BTHW.flatten(2)
@@ -191,16 +183,8 @@ class World:
                 raise ValueError(f"prompt tokens must be whole numbers from 0 to {config.codebook - 1}")
             batched = prompt.ndim == 4
             return (prompt if batched else prompt[None]).long().to(device), batched
-        height, width = self.size
+        checks.check_prompt(self, prompt)
         video = prompt[None] if prompt.ndim == 3 else prompt
-        if not video.size:
-            raise ValueError("the prompt holds no frames; at least one is needed")
-        if video.dtype != np.uint8 or video.ndim not in (4, 5) or video.shape[-3:] != (height, width, 3):
-            raise ValueError(
-                f"the prompt is {video.dtype} of shape {prompt.shape}; {self.name} takes uint8 RGB frames of height "
-                f"{height} and width {width}, (T, {height}, {width}, 3). Resize it: diagonal.media.video.resize or "
-                "cover, --resize or --crop"
-            )
         batched = video.ndim == 5
         pixels_BTHWC = torch.from_numpy(np.ascontiguousarray(video if batched else video[None])).to(device)
         tokens: Tensor = self.tokenizer.encode(pixels_BTHWC.permute(0, 1, 4, 2, 3))
@@ -227,18 +211,9 @@ class World:
         checkpoints.save(modules, folder / "model.safetensors", notes, dtype, on_file)
         return folder
 
-    def _token_frames(self, frames: int | None) -> int | None:
-        """New frames counted as the model does."""
-        stride = int(self.tokenizer.stride)
-        if frames is not None and frames % stride:
-            raise ValueError(f"{frames} new frames asked for; {self.name} makes {stride} at a time: {stride}, ...")
-        return None if frames is None else frames // stride
-
     def _given(self, lists: list[Sequence[Any]] | None, known: int, new: int) -> int:
         """How many actions are given where the model chooses the rest."""
-        config, cells = self.variant.config, self.layout(1).grid.frame_tokens
-        if not config.suffix or any(low < config.codebook for low, _ in config.valid_ids()[cells:]):
-            raise ValueError(f"{self.name} chooses no actions; give them")
+        checks.check_chooses(self)
         given = known - 1 if lists is None else len(lists[0])
         if not known - 1 <= given < known + new:
             raise ValueError(
