@@ -1,6 +1,6 @@
 """Tuned constants of all kernels, one table per GPU architecture.
 
-All were measured on an H200 (docs/log.md, docs/performance.md, benchmarks/results), the only architecture tuned so far:
+All were measured on an H200 (docs/log, docs/performance.md, benchmarks/results), the only architecture tuned so far:
 others use its table until they have their own. What a kernel can do at all stands in the kernel's module, not here.
 Tables are read at every call, so that `benchmarks/variants.py` can compare values:
 

@@ -42,7 +42,7 @@ class Tiling:
 def tiling(q_BHSD: Tensor, k_BKLD: Tensor, multiprocessors: int) -> Tiling:
     """Tile sizes from the shapes alone, so that the grid is the same in every step of a width.
 
-    Measured on an H200 (docs/log.md) for steps of Cosmos, MC-AR and WHAM.
+    Measured on an H200 (docs/log) for steps of Cosmos, MC-AR and WHAM.
     """
     tuned = tuning.of(q_BHSD.device).split_kv
     batch, heads, queries, _ = q_BHSD.shape

@@ -7,7 +7,7 @@ all have the same key k' and the same value v', so together they are one key who
 
 A prompt has a hundred rows, not 512: what is left to read is the queries, once. How many rows are real is read on the
 device, so that a captured graph serves every prompt. Up to some 250 rows this is faster than cuDNN is over 512; a text
-of 500 takes half as long again (docs/log.md).
+of 500 takes half as long again (docs/log).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
