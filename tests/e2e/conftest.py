@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,18 @@ def numbers_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return numbers
 
 
+Run = Callable[..., subprocess.CompletedProcess[str]]
+_servers: list[Run] = []  # of the module whose tests run now
+
+
+def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command, in a module that uses the fixture `forked`."""
+    return _servers[-1](folder, *arguments)
+
+
 @pytest.fixture(scope="module")
 def forked(tmp_path_factory):
-    """`run` for commands that load a model."""
+    """`call` for commands that load a model."""
     outputs = [tmp_path_factory.mktemp("outputs") / name for name in ("stdout", "stderr")]
     command = [sys.executable, "-c", SERVER]
     pipe = subprocess.PIPE
@@ -89,6 +99,8 @@ def forked(tmp_path_factory):
             status = int(server.stdout.readline())
             return subprocess.CompletedProcess(arguments, status, *(path.read_text() for path in outputs))
 
+        _servers.append(run_forked)
         yield run_forked
+        _servers.remove(run_forked)
         assert server.stdin is not None
         server.stdin.close()

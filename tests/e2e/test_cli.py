@@ -22,18 +22,18 @@ from diagonal.generation.load import load
 from diagonal.generation.world import World
 from diagonal.media import draw, video
 from diagonal.media.video import VideoArray
+from tests.e2e.conftest import call
 
 COMMAND = str(Path(sys.executable).with_name("diagonal"))
 ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
 ENVIRONMENT.pop("FORCE_COLOR", None)
 SIZE = (224, 384)
+pytestmark = pytest.mark.usefixtures("forked")
 
 
 def run(folder: Path, *arguments: str) -> str:
     """What the command prints; it must succeed."""
-    done = subprocess.run(
-        [COMMAND, *arguments], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
-    )
+    done = call(folder, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

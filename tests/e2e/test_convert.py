@@ -18,15 +18,16 @@ import diagonal
 from diagonal import checkpoints
 from diagonal.catalog.names import find
 from diagonal.checkpoints import writing
+from tests.e2e.conftest import call
 from tests.tiny import TINY
 
 COMMAND = str(Path(sys.executable).with_name("diagonal"))
 ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
+pytestmark = pytest.mark.usefixtures("forked")
 
 
 def convert(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [COMMAND, "convert", "--model", "cosmos/tiny", *arguments]
-    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    return call(folder, "convert", "--model", "cosmos/tiny", *arguments)
 
 
 def state(module: torch.nn.Module, prefix: str = "") -> dict[str, Tensor]:

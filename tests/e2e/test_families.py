@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,13 @@ from safetensors.torch import save_file
 import diagonal
 from diagonal.media import draw, video
 from diagonal.media.video import VideoArray
+from tests.e2e import conftest
 
-COMMAND = str(Path(sys.executable).with_name("diagonal"))
-ENVIRONMENT = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+pytestmark = pytest.mark.usefixtures("forked")
 
 
 def call(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [COMMAND, "generate", *arguments]
-    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    return conftest.call(folder, "generate", *arguments)
 
 
 def generate(folder: Path, *arguments: str) -> tuple[dict[str, Any], VideoArray]:

@@ -73,7 +73,7 @@ def test_frames_overlap_by_any_delay_up_to_a_whole_frame(world: World, k: int) -
 def test_frame_counts_that_do_not_fit_say_which_do(world: World) -> None:
     with pytest.raises(ValueError, match=r"12 new frames asked for; cosmos/tiny makes 8 at a time"):
         world.stream(_clip(world, 9), frames=12)
-    with pytest.raises(ValueError, match=r"8 frames given; a clip must have 1 \+ 8n"):
+    with pytest.raises(ValueError, match=r"8 prompt frames given; cosmos/tiny takes 1 \+ 8n: 1 or 9"):
         world.stream(_clip(world, 8))
 
 
