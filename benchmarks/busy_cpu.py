@@ -24,6 +24,9 @@ FRAMES = 3
 SETTINGS = {
     "300,000 spins (OpenMP's default)": {"GOMP_SPINCOUNT": "300000"},
     "10,000 spins": {"GOMP_SPINCOUNT": "10000"},
+    "5,000 spins": {"GOMP_SPINCOUNT": "5000"},
+    "3,000 spins": {"GOMP_SPINCOUNT": "3000"},
+    "2,000 spins": {"GOMP_SPINCOUNT": "2000"},
     "1,000 spins": {"GOMP_SPINCOUNT": "1000"},
     "100 spins": {"GOMP_SPINCOUNT": "100"},
     "OMP_WAIT_POLICY=PASSIVE": {"OMP_WAIT_POLICY": "PASSIVE"},
@@ -94,13 +97,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--neighbours", nargs="+", choices=NEIGHBOURS, default=list(NEIGHBOURS))
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     given = parser.parse_args()
-    ms: dict[str, dict[str, list[float]]] = {one: {name: [] for name in SETTINGS} for one in given.neighbours}
+    ms: dict[str, dict[str, list[float]]] = {one: {name: [] for name in given.settings} for one in given.neighbours}
     for neighbour, found in ms.items():
         for _ in range(given.rounds):
-            for name, setting in SETTINGS.items():
-                with beside(neighbour, setting):
-                    found[name].append(1e3 * sample(setting, given.dtype))
+            for name in given.settings:
+                with beside(neighbour, SETTINGS[name]):
+                    found[name].append(1e3 * sample(SETTINGS[name], given.dtype))
         for name, values in found.items():
             sys.stdout.write(f"{neighbour}: {name}: {statistics.median(values):.0f} ms {[round(v) for v in values]}\n")
             sys.stdout.flush()

@@ -22,7 +22,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-SPINS = 1_000  # looks at a barrier before a thread sleeps; GNU OpenMP alone: 300,000
+SPINS = 3_000  # looks at a barrier before a thread sleeps; GNU OpenMP alone: 300,000 (docs/performance.md)
 
 if TYPE_CHECKING:
     from diagonal.generation.components import Weights as Weights
