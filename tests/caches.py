@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.kernels import reference
-from diagonal.engine.kernels.cuda.hopper_attention import Schedule, Splits
+from diagonal.engine.kernels.cuda.hopper_attention import Splits, WorkSplit
 from diagonal.engine.kernels.visibility import BLOCK, Visibility, attend_reference
 from tests.gpu import DEVICE
 
@@ -56,7 +56,7 @@ def seen_by(slots: Tensor, fed: Tensor, step: int) -> Visibility:
     return Visibility(slots, reference.needed_slots(fed, now), *blocks)
 
 
-def splits_for(q_BHSD: Tensor, work: Schedule) -> Splits:
+def splits_for(q_BHSD: Tensor, work: WorkSplit) -> Splits:
     """Room for what the kernel for Hopper makes of queries."""
     batch, heads, queries, width = q_BHSD.shape
     if work.more == 1:

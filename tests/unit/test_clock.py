@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from diagonal.generation.clock import Clock, Interval
+from diagonal.generation.clock import Clock, Elapsed
 
 CPU = torch.device("cpu")
 
@@ -44,4 +44,4 @@ def test_what_is_made_is_timed_and_what_is_done_with_it_is_not(monkeypatch: pyte
 def test_a_device_that_works_within_python_has_the_hosts_clock() -> None:
     clock = Clock(torch.device("mps"))
     assert not clock.cuda
-    assert Interval(clock.mark(), clock.mark()).seconds() >= 0
+    assert Elapsed(clock.mark(), clock.mark()).seconds() >= 0

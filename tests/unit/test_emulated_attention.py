@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diagonal.engine.kernels import reference, tuning
 from diagonal.engine.kernels.cuda import hopper_attention
-from diagonal.engine.kernels.cuda.hopper_attention import Schedule, Splits, row_tiles
+from diagonal.engine.kernels.cuda.hopper_attention import Splits, WorkSplit, row_tiles
 from diagonal.engine.kernels.visibility import BLOCK, Visibility, whole_blocks
 from tests.caches import BOUND, Shape, case, error, reduced, rising, splits_for
 from tests.cuda_on_cpu import Machine
@@ -36,7 +36,7 @@ def given(shape: Shape) -> Given:
     return (q.contiguous(), k, v), replace(seen, whole=seen.whole.long(), extent=seen.extent.long())
 
 
-def attended(machine: Machine, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, work: Schedule) -> Tensor:
+def attended(machine: Machine, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, work: WorkSplit) -> Tensor:
     """With everything at once and with everything late, which is the same."""
     q, k, v = qkv
     later = int(seen.whole) * BLOCK  # the step itself may write these
@@ -60,7 +60,7 @@ def test_the_kernel_agrees_with_its_twin(
     qkv, seen = given(shape)
     if ordered:
         seen = replace(seen, slots_S=torch.cat([seen.slots_S[:-1].sort().values, seen.slots_S[-1:]]))
-    out = attended(machine, qkv, seen, Schedule(row_tiles(*qkv[:2]), tiles, *splits))
+    out = attended(machine, qkv, seen, WorkSplit(row_tiles(*qkv[:2]), tiles, *splits))
     assert error(out, qkv, seen) < BOUND[torch.bfloat16]
     assert not out[:, :, -1].any()  # the padding row
 
@@ -69,7 +69,7 @@ def test_stages_are_used_again() -> None:
     """More than twice in these cases, of both widths: both parities of their barriers."""
     for (shape, tiles, (splits, _)), paired in ((CASES[0], False), (CASES[1], True), (CASES[7], False)):
         (q, k, _), seen = given(shape)
-        groups = Schedule(row_tiles(q, k), tiles).groups
+        groups = WorkSplit(row_tiles(q, k), tiles).groups
         found = hopper_attention.KernelConfig(shape[5], q.shape[1] // k.shape[1], groups, SPLIT_KV=splits > 1)
         assert found.paired == paired and int(seen.extent) * BLOCK // (found.keys * splits) > 2 * found.stages
 
@@ -83,7 +83,7 @@ def test_rounds_that_a_block_does_not_see_are_passed_over(machine: Machine) -> N
     needed[512:768], needed[1016:] = torch.iinfo(torch.int32).max, torch.iinfo(torch.int32).max
     seen = Visibility(slots, needed, torch.tensor([1]), torch.tensor([16]))
     k[:, :, 512:768] = v[:, :, 512:768] = torch.nan
-    qkv, work = (q, k, v), Schedule(2, 1)
+    qkv, work = (q, k, v), WorkSplit(2, 1)
     out = attended(machine, qkv, seen, work)
     assert error(out, qkv, seen) < BOUND[torch.bfloat16]
     v[:, :, 768:] = torch.nan  # which the second block of rows sees
@@ -98,7 +98,7 @@ def test_scores_may_grow_from_round_to_round(case: int, machine: Machine) -> Non
     shape, tiles, splits = CASES[case]
     (q, k, v), seen = given(shape)
     qkv = (q, rising(k), v)
-    out = attended(machine, qkv, seen, Schedule(row_tiles(q, k), tiles, *splits))
+    out = attended(machine, qkv, seen, WorkSplit(row_tiles(q, k), tiles, *splits))
     assert error(out, qkv, seen) < BOUND[torch.bfloat16]
 
 
@@ -110,7 +110,7 @@ def test_blocks_that_all_see_need_not_be_said_to_be(whole: int, machine: Machine
     needed = torch.arange(1216, dtype=torch.int32)
     seen = Visibility(slots, needed, torch.full_like(seen.whole, whole), torch.full_like(seen.extent, 13))
     qkv = (q, k.nan_to_num(0), v.nan_to_num(0))
-    assert error(attended(machine, qkv, seen, Schedule(1, 1)), qkv, seen) < BOUND[torch.bfloat16]
+    assert error(attended(machine, qkv, seen, WorkSplit(1, 1)), qkv, seen) < BOUND[torch.bfloat16]
 
 
 @pytest.mark.parametrize("extent", [0, 5])
@@ -119,7 +119,7 @@ def test_nothing_written_is_nothing_seen(extent: int, splits: int, machine: Mach
     qkv, seen = given((2, 4, 2, 37, 704, 128))
     nothing = torch.full_like(seen.needed_L, torch.iinfo(torch.int32).max)
     seen = replace(seen, needed_L=nothing, whole=seen.whole * 0, extent=torch.full_like(seen.extent, extent))
-    assert not attended(machine, qkv, seen, Schedule(row_tiles(*qkv[:2]), 1, splits)).any()
+    assert not attended(machine, qkv, seen, WorkSplit(row_tiles(*qkv[:2]), 1, splits)).any()
 
 
 PROMPTS: list[tuple[Shape, int]] = [  # and groups

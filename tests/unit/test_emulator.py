@@ -69,7 +69,7 @@ def make_attention(machine: Machine) -> None:
     seen = Visibility(torch.arange(16) + 1200, needed, torch.tensor([3]), torch.tensor([19]))
     out = torch.full((1, 16, 4, 128), torch.nan).bfloat16()
     machine.fresh = [q, *(head[3 * 64 :] for cache in (k, v) for head in cache[0])]
-    hopper_attention.run((q, k, v), seen, Splits(out), hopper_attention.Schedule(1, 1))
+    hopper_attention.run((q, k, v), seen, Splits(out), hopper_attention.WorkSplit(1, 1))
     assert error(out.transpose(1, 2), (q, k, v), seen) < BOUND[torch.bfloat16]
 
 
@@ -80,7 +80,7 @@ def make_skipping(machine: Machine) -> None:
     slots, needed = torch.arange(70) * 16, torch.arange(1216, dtype=torch.int32)
     needed[192:448] = torch.iinfo(torch.int32).max
     k = rising(k)
-    seen, work = Visibility(slots, needed, torch.tensor([0]), torch.tensor([19])), hopper_attention.Schedule(5, 3, 2)
+    seen, work = Visibility(slots, needed, torch.tensor([0]), torch.tensor([19])), hopper_attention.WorkSplit(5, 3, 2)
     splits = splits_for(q, work)
     splits.values.fill_(torch.nan)
     hopper_attention.run((q, k, v), seen, splits, work)

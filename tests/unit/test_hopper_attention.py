@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from diagonal.engine.kernels.cuda import hopper_attention, nvrtc
-from diagonal.engine.kernels.cuda.hopper_attention import KernelConfig, Schedule, row_tiles, schedule, schedule_step
+from diagonal.engine.kernels.cuda.hopper_attention import KernelConfig, WorkSplit, row_tiles, schedule, schedule_step
 from diagonal.engine.kernels.visibility import Visibility
 
 
@@ -69,7 +69,7 @@ def test_tiles_with_more_row_tiles_have_no_fewer_parts(blocks: int, thread_block
 
 def test_five_blocks_take_no_longer_than_they_must() -> None:
     """Two, two and one of them, in six splits and four."""
-    assert schedule(5, 16, 64) == Schedule(5, 3, 6, 4)
+    assert schedule(5, 16, 64) == WorkSplit(5, 3, 6, 4)
 
 
 def test_too_many_heads_for_a_block_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diagonal.engine.chunks.denoise import Chunk, Text, check_chunk
 from diagonal.generation.ahead import ahead
-from diagonal.generation.clock import Clock, Interval
+from diagonal.generation.clock import Clock, Elapsed
 from diagonal.generation.prompts import PromptTrack, Receipt
 from diagonal.generation.request import check_prompt
 from diagonal.generation.session import Piece
@@ -137,7 +137,7 @@ class ChunkSession:
             began = host.mark()
             frames, latents = self._decoder([*given, chunk.latents], took.ready)
             check_chunk(latents[..., -chunk.latents.shape[1] :, :, :, :], chunk.index, chunk.start)
-            seconds = took.seconds(), Interval(began, host.mark()).seconds()
+            seconds = took.seconds(), Elapsed(began, host.mark()).seconds()
             known, given = self.given if given else 0, []
             yield Piece(index, frames, latents, self._source.calls(chunk), *seconds, given=known)
             index += frames.shape[-4]

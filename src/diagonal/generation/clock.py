@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class Elapsed:
     """From one moment to another."""
 
     began: Moment
@@ -67,11 +67,11 @@ class Clock:
 
     def milliseconds(self, marks: Sequence[Moment]) -> list[float]:
         """The time from each moment to the next; waits for the last one."""
-        return [1e3 * Interval(first, second).seconds() for first, second in pairwise(marks)]
+        return [1e3 * Elapsed(first, second).seconds() for first, second in pairwise(marks)]
 
-    def timed(self, items: Iterable[T]) -> Iterator[tuple[T, Interval]]:
+    def timed(self, items: Iterable[T]) -> Iterator[tuple[T, Elapsed]]:
         """Each item with the time that it took to make it; what its user does is not counted."""
         began = self.mark()
         for item in items:
-            yield item, Interval(began, self.mark())
+            yield item, Elapsed(began, self.mark())
             began = self.mark()

@@ -15,7 +15,7 @@ from diagonal.engine.tokens.decode import Frame, Span, Video, rollout
 from diagonal.engine.tokens.protocols import TokenModel
 from diagonal.engine.tokens.runner import Kind, Runner, take_runner
 from diagonal.engine.warm import Warm
-from diagonal.generation.clock import Clock, Interval
+from diagonal.generation.clock import Clock, Elapsed
 from diagonal.generation.session import Piece
 from diagonal.planning.plan import Plan
 
@@ -106,7 +106,7 @@ class TokenSession:
             for frame, took in frames:
                 began = clock.mark()
                 parts = tuple(part.cpu() for part in self._parts(frame, state))
-                yield _Made(parts, counted.since(), took, Interval(began, clock.mark()))
+                yield _Made(parts, counted.since(), took, Elapsed(began, clock.mark()))
             return
         side, waiting = torch.cuda.Stream(kind.device), deque[_Made]()
         side.wait_stream(torch.cuda.current_stream(kind.device))
@@ -119,7 +119,7 @@ class TokenSession:
                 parts = tuple(_on_host(part) for part in self._parts(frame, state))
                 frame.tokens.record_stream(side)
                 frame.action.record_stream(side)
-                waiting.append(_Made(parts, counted.since(), took, Interval(began, clock.mark())))
+                waiting.append(_Made(parts, counted.since(), took, Elapsed(began, clock.mark())))
             if len(waiting) > 1:
                 yield waiting.popleft().waited()
         yield from (last.waited() for last in waiting)
@@ -164,8 +164,8 @@ class _Made(NamedTuple):
 
     parts: tuple[Tensor, ...]
     calls: int
-    model: Interval
-    decoding: Interval
+    model: Elapsed
+    decoding: Elapsed
 
     def waited(self) -> _Made:
         """The same once it has arrived on the host."""

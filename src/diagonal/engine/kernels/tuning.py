@@ -110,7 +110,7 @@ class Pointwise:
 
 
 @dataclass(slots=True)
-class Sampling:
+class RegisterSampling:
     """`triton.sampling` and `cuda.register_sampling`."""
 
     block: int = 8192  # ids of a block that is read at a time, at most
@@ -132,7 +132,7 @@ class Table:
     text_attention: TextAttention = field(default_factory=TextAttention)
     int8: Int8 = field(default_factory=Int8)
     pointwise: Pointwise = field(default_factory=Pointwise)
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: RegisterSampling = field(default_factory=RegisterSampling)
 
 
 HOPPER = Table()

@@ -102,7 +102,7 @@ class KernelConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class WorkSplit:
     """How the thread blocks of one problem (a key head of a sample) share its work: row tiles are in tiles. Where not
     all have as many, keys of those with one more are split `more` ways, keys of others `fewer`."""
 
@@ -142,14 +142,14 @@ def row_tiles(q_BHSD: Tensor, k_BKLD: Tensor) -> int:
     return -(-q_BHSD.shape[2] // queries_per_tile(_group(q_BHSD, k_BKLD)))
 
 
-def schedule(tiles: int, thread_blocks: int, most: int) -> Schedule:
+def schedule(tiles: int, thread_blocks: int, most: int) -> WorkSplit:
     """Tiles of so many row tiles, and their splits, at most `most`, so that all thread blocks that a problem can have
     are busy for about the same time; of equals that with the smallest tiles."""
-    forms = [one for count in GROUPS for one in _split(Schedule(tiles, -(-tiles // count)), thread_blocks, most)]
+    forms = [one for count in GROUPS for one in _split(WorkSplit(tiles, -(-tiles // count)), thread_blocks, most)]
     return min(forms, key=lambda one: one.time)
 
 
-def _split(found: Schedule, thread_blocks: int, most: int) -> Iterator[Schedule]:
+def _split(found: WorkSplit, thread_blocks: int, most: int) -> Iterator[WorkSplit]:
     """The same tiles with all numbers of splits."""
     for fewer in range(max(1, min(most, thread_blocks // found.tiles)), 0, -1):
         left = thread_blocks - (found.tiles - found.longer) * fewer
@@ -162,7 +162,7 @@ def blocks_per_sm(head_dim: int, tiles: int) -> int:
     return 2 if tiles == 1 and head_dim > SIDE else 1
 
 
-def schedule_step(q_BHSD: Tensor, k_BKLD: Tensor, multiprocessors: int, most: int) -> Schedule:
+def schedule_step(q_BHSD: Tensor, k_BKLD: Tensor, multiprocessors: int, most: int) -> WorkSplit:
     """How a decode step is shared by all thread blocks that run at a time."""
     tiles, problems = row_tiles(q_BHSD, k_BKLD), k_BKLD.shape[0] * k_BKLD.shape[1]
     return schedule(tiles, blocks_per_sm(q_BHSD.shape[3], tiles) * multiprocessors // problems, most)
@@ -201,7 +201,7 @@ def attend(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, multiprocessors
     return into
 
 
-def run(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, into: Splits, work: Schedule) -> None:
+def run(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, into: Splits, work: WorkSplit) -> None:
     """Write the values of a decode step. Those of several splits are in float16 over their scales; a split that rows do
     not have has a log-sum-exp of -inf for them, and any values."""
     group, stages = _group(*qkv[:2]), tuning.of(qkv[0].device).hopper_attention.stages
@@ -216,7 +216,7 @@ def prefill(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
     batch, heads, queries, width = q_BHSD.shape
     tuned = tuning.of(q_BHSD.device).hopper_attention
     out_BSHD, tiles = q_BHSD.new_empty(batch, queries, heads, width), row_tiles(q_BHSD, k_BKLD)
-    work, groups = Schedule(tiles, -(-tiles // tuned.prefill_groups)), min(tuned.prefill_groups, tiles)
+    work, groups = WorkSplit(tiles, -(-tiles // tuned.prefill_groups)), min(tuned.prefill_groups, tiles)
     group = _group(q_BHSD, k_BKLD)
     config = KernelConfig(width, group, groups, SPLIT_KV=False, CAUSAL=True, most_stages=tuned.stages)
     _launch(config, (q_BHSD, k_BKLD, v_BKLD), (*(None,) * 4, out_BSHD, None, None), work)
@@ -229,7 +229,7 @@ def _group(q_BHSD: Tensor, k_BKLD: Tensor) -> int:
 
 
 def _launch(
-    config: KernelConfig, qkv: tuple[Tensor, Tensor, Tensor], tensors: tuple[Tensor | None, ...], work: Schedule
+    config: KernelConfig, qkv: tuple[Tensor, Tensor, Tensor], tensors: tuple[Tensor | None, ...], work: WorkSplit
 ) -> None:
     """`tensors` are the visibility, and Splits."""
     (queries, width), (batch, kv_heads, length) = qkv[0].shape[2:], qkv[1].shape[:3]
