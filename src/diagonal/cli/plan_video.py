@@ -74,6 +74,8 @@ def _chunks(how: Preset, frames: int, tokens: int) -> list[dict[str, Any]]:
         levels = how.schedule.levels(0)
         whole = {"latents": [0, frames - 1], "levels": levels, "context": None, "keys": frames * tokens}
         return [{"chunk": 0, **whole, "calls": 2 * len(levels)}]  # with the prompt and without
+    from diagonal.planning.denoising import calls
+
     rows = []
     for index in range(frames // how.chunk_frames):
         end = (index + 1) * how.chunk_frames
@@ -84,7 +86,7 @@ def _chunks(how: Preset, frames: int, tokens: int) -> list[dict[str, Any]]:
                 "latents": [end - how.chunk_frames, end - 1],
                 "levels": levels,
                 "context": context,
-                "calls": len(levels) + (context is not None),
+                "calls": calls(how.schedule, index),
                 "keys": min(end, how.window_frames or end) * tokens,
             }
         )

@@ -51,7 +51,7 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Components:
     """The modules, on the CPU or the meta device's successor, and the text encoder's place. None: there is none."""
 
     transformer: Any
@@ -60,7 +60,9 @@ class Parts:
     encoder: Encoder
 
 
-def untrained(variant: DiffusionVariant, source: Weights, device: torch.device, dtype: torch.dtype | None) -> Parts:
+def untrained(
+    variant: DiffusionVariant, source: Weights, device: torch.device, dtype: torch.dtype | None
+) -> Components:
     """Random weights, of torch's seed: as the modules initialise themselves for float32 on a CPU, and otherwise drawn
     on the device. Decoders may be trained ones all the same."""
     if source.lora:
@@ -73,7 +75,7 @@ def untrained(variant: DiffusionVariant, source: Weights, device: torch.device, 
     vae, preview = (
         _untrained(name, place) for name, place in ((variant.vae, source.vae), (variant.preview, source.preview))
     )
-    return Parts(transformer, vae, preview, _encoder(variant, source, None))
+    return Components(transformer, vae, preview, _encoder(variant, source, None))
 
 
 def _untrained(name: str, place: str | Path | None) -> Any:
@@ -83,7 +85,7 @@ def _untrained(name: str, place: str | Path | None) -> Any:
     return find("tokenizers", name).build() if place is None else _decoder(name, place)
 
 
-def published(name: str, variant: DiffusionVariant, source: Weights) -> Parts:
+def published(name: str, variant: DiffusionVariant, source: Weights) -> Components:
     """The parts with their weights, as they are stored."""
     assert source.transformer is not None
     if source.preview is not None and not variant.preview:
@@ -112,7 +114,7 @@ def published(name: str, variant: DiffusionVariant, source: Weights) -> Parts:
     else:
         vae = _filled(variant.vae, rest) if rest else None
     preview = None if source.preview is None else _decoder(variant.preview, source.preview)
-    return Parts(transformer, vae, preview, _encoder(variant, source, folder))
+    return Components(transformer, vae, preview, _encoder(variant, source, folder))
 
 
 def published_vae(variant: DiffusionVariant) -> str:

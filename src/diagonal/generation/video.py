@@ -32,7 +32,7 @@ from diagonal.engine.chunks.rollout import cache_of, frame_tokens, settings_of, 
 from diagonal.engine.warm import Warm
 from diagonal.generation import checks
 from diagonal.generation.chunk_session import DECODED, ChunkSession, ChunkSource, PixelDecoder
-from diagonal.generation.components import NONE, VAE, Parts
+from diagonal.generation.components import NONE, VAE, Components
 from diagonal.generation.prompts import PromptTrack
 from diagonal.generation.request import Prompts, Request, latent_size, texts
 from diagonal.generation.session import Clip, collect
@@ -46,7 +46,7 @@ OUTPUTS = ("np", "pt", "latent")
 class VideoModel:
     """A diffusion model that makes videos from prompts. Made by `load`."""
 
-    def __init__(self, name: str, variant: DiffusionVariant, weights: str, parts: Parts) -> None:
+    def __init__(self, name: str, variant: DiffusionVariant, weights: str, parts: Components) -> None:
         self.name, self.variant, self.weights, self.encoder = name, variant, weights, parts.encoder
         # Modules have the protocols DiffusionModel and VideoCodec; torch's own typing cannot say so.
         self.model, self.vae, self.preview = parts.transformer, parts.vae, parts.preview

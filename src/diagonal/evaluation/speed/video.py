@@ -24,7 +24,7 @@ from diagonal.evaluation.speed.machine import check_timed, describe
 from diagonal.generation.clock import Clock
 from diagonal.generation.request import Prompts, Request, latent_frames, latent_size, texts
 from diagonal.generation.video import VideoModel
-from diagonal.planning.denoising import spec
+from diagonal.planning.denoising import calls, spec
 from diagonal.planning.presets import Preset
 from diagonal.text.encoders import embed
 
@@ -200,16 +200,14 @@ def _operations(model: VideoModel, request: Request, text_rows: int) -> float:
     rows, cols = latent_size(*request.size(model.variant.size), codec.patch, config.patch)
     frame = (rows // config.patch) * (cols // config.patch)
     total = latent_frames(request.num_frames or 0, how, codec.stride)
-    texts = [_work(model, text_rows)]
+    works = [_work(model, text_rows)]
     if how.chunk_frames is None:
         assert request.negative_prompt is not None
-        texts.append(_work(model, _rows(model, request.negative_prompt)))
+        works.append(_work(model, _rows(model, request.negative_prompt)))
     chunk, operations = how.chunk_frames or total, 0.0
     for index in range(total // chunk):
-        extra = how.schedule.context_level(index) is not None
-        calls = len(how.schedule.levels(index)) + extra
         seen = min((index + 1) * chunk, how.window_frames or total)
-        operations += sum(calls * work(chunk * frame, seen * frame) for work in texts)
+        operations += calls(how.schedule, index) * sum(work(chunk * frame, seen * frame) for work in works)
     return operations
 
 

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from diagonal import checkpoints
 from diagonal.catalog.names import find
 from diagonal.catalog.variants import DiffusionVariant
-from diagonal.generation.components import NONE, Parts, Weights, published, untrained
+from diagonal.generation.components import NONE, Components, Weights, published, untrained
 from diagonal.generation.request import latent_frames, latent_size
 from diagonal.planning.denoising import spec
 from diagonal.text.encoders import embed, prepare
@@ -139,7 +139,7 @@ class _Models:
         return diffusion_variant(self.config.model)
 
     @cached_property
-    def teacher(self) -> Parts:
+    def teacher(self) -> Components:
         """The teacher's parts."""
         return self._load(self.config.teacher, self.config.vae)
 
@@ -151,7 +151,7 @@ class _Models:
         )
         return student, critic
 
-    def _load(self, source: str | Path, vae: str | Path | None) -> Parts:
+    def _load(self, source: str | Path, vae: str | Path | None) -> Components:
         """A model's parts; random weights are those of `diagonal.load`."""
         place = Weights(source, vae=vae, text_encoder=self.config.text_encoder)
         if not place.random:
