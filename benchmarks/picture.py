@@ -22,7 +22,7 @@ from PIL import Image, ImageDraw, ImageFont
 import diagonal
 
 ROOT = Path(__file__).parents[1]
-DEMO = "2026-11-15-cpu-demo.json"
+DEMO = "2026-11-18-cpu-demo.json"
 PAPER, INK, GREY, DONE, EMPTY = (22, 22, 26), (235, 235, 240), (130, 130, 140), (110, 200, 90), (38, 38, 42)
 SCALE, GAP, TOP, SECOND = 3, 16, 34, 80  # of pixels; around panels; above them; milliseconds a picture
 WAIT = 2.5  # seconds that the last pictures take, when both clips are complete
