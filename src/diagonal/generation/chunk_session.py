@@ -81,11 +81,11 @@ class ChunkSession:
     """A video of a diffusion model while it is being made. Made by `VideoModel.stream`."""
 
     def __init__(
-        self, source: ChunkSource, prompts: PromptTrack, decoder: PixelDecoder, num_frames: int | None
+        self, source: ChunkSource, prompts: PromptTrack, decoder: PixelDecoder, num_frames: int | None, given: int
     ) -> None:
         self._source, self._prompts, self._decoder = source, prompts, decoder
         self.num_frames = num_frames  # of the whole video; None: without end
-        self.given = 0  # frames of it that it begins with
+        self.given = given  # frames of it that it begins with
         self._made = self._run()
 
     @property

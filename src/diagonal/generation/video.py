@@ -95,9 +95,8 @@ class VideoModel:
         prompts = PromptTrack({chunk: one for chunk, one in planned.items() if one is not None}, self._embed)
         shape = (request.batch or 1, frames, self.variant.config.channels, *size)
         make = self._chunked if how.chunk_frames is not None else self._whole
-        session = ChunkSession(make(request, how, known, shape), prompts, pixels, request.num_frames)
-        session.given = 0 if known is None else 1 + (known.shape[1] - 1) * config.stride
-        return session
+        given_frames = 0 if known is None else 1 + (known.shape[1] - 1) * config.stride
+        return ChunkSession(make(request, how, known, shape), prompts, pixels, request.num_frames, given_frames)
 
     def generate(
         self,

@@ -24,7 +24,8 @@ from diagonal.evaluation.speed.machine import check_timed, describe
 from diagonal.generation.clock import Clock
 from diagonal.generation.request import Prompts, Request, latent_frames, latent_size, texts
 from diagonal.generation.video import VideoModel
-from diagonal.planning.denoising import calls, spec
+from diagonal.planning.denoising import calls as calls_of
+from diagonal.planning.denoising import spec
 from diagonal.planning.presets import Preset
 from diagonal.text.encoders import embed
 
@@ -207,7 +208,7 @@ def _operations(model: VideoModel, request: Request, text_rows: int) -> float:
     chunk, operations = how.chunk_frames or total, 0.0
     for index in range(total // chunk):
         seen = min((index + 1) * chunk, how.window_frames or total)
-        operations += calls(how.schedule, index) * sum(work(chunk * frame, seen * frame) for work in works)
+        operations += calls_of(how.schedule, index) * sum(work(chunk * frame, seen * frame) for work in works)
     return operations
 
 
