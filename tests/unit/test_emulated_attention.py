@@ -12,11 +12,10 @@ from diagonal.engine.kernels import reference, tuning
 from diagonal.engine.kernels.cuda import hopper_attention
 from diagonal.engine.kernels.cuda.hopper_attention import Splits, WorkSplit, row_tiles
 from diagonal.engine.kernels.visibility import BLOCK, Visibility, whole_blocks
-from tests.caches import BOUND, Shape, case, error, reduced, rising, splits_for
+from tests.caches import BOUND, Given, Shape, case, error, reduced, rising, splits_for
 from tests.cuda_on_cpu import Machine
 from tests.gpu import poisoned
 
-Given = tuple[tuple[Tensor, Tensor, Tensor], Visibility]
 CASES: list[tuple[Shape, int, tuple[int, int]]] = [  # B, H, K, S, L, D; tiles; splits of the first ones, and of others
     ((1, 4, 2, 12, 1216, 128), 1, (1, 1)),  # an odd number of rounds
     ((1, 4, 2, 12, 1216, 128), 1, (2, 2)),  # two thread blocks on a multiprocessor

@@ -65,6 +65,24 @@ def test_heads_are_normed_rotated_and_written(dtype: torch.dtype, normed: bool, 
     assert torch.equal(torch.stack([k_cache, v_cache])[:, :, :, others], before[:, :, :, others])
 
 
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("permuted", [False, True])
+def test_samples_have_slots_and_cache_rows_of_their_own(several: bool, permuted: bool) -> None:
+    """As if they were written one by one; other rows of the cache stay as they were."""
+    torch.manual_seed(3)
+    slots = torch.stack([torch.randperm(11)[:4] for _ in range(3)]) if several else torch.randperm(11)[:4]
+    rows = torch.tensor([4, 0, 3]) if permuted else None
+    qkv, before = torch.randn(3, 4, (6 + 2 + 2) * 16), torch.randn(2, 5 if permuted else 3, 2, 11, 16)
+    found, wanted = before.clone(), before.clone()
+    made = reference.write_heads(Heads(qkv, 2, 16, rope_1d(slots, 16, 10000.0)), found[0], found[1], slots, rows)
+    for sample, row in enumerate(rows.tolist() if permuted and rows is not None else range(3)):
+        own = slots[sample] if several else slots
+        heads = Heads(qkv[sample : sample + 1], 2, 16, rope_1d(own, 16, 10000.0))
+        one = reference.write_heads(heads, wanted[0, row : row + 1], wanted[1, row : row + 1], own)
+        assert torch.equal(made[sample], one[0])
+    assert torch.equal(found, wanted) and not torch.equal(found, before)
+
+
 def test_rotation_turns_pairs_by_their_slot() -> None:
     slots = torch.tensor([0, 1, 5])
     x = torch.randn(1, 1, 3, 8)

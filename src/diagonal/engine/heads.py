@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diagonal.engine.linear import DeferredLinear
 
-Rope = tuple[Tensor, Tensor]  # cos and sin (S, D) in float32
+Rope = tuple[Tensor, Tensor]  # cos and sin (S, D) in float32, or (B, S, D) where samples differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def rotate(x_BHSD: Tensor, rope: Rope) -> Tensor:
     """Rotary embedding over pairs (x[i], x[i + D/2]), in the dtype of the rope, cast back."""
-    cos, sin = rope
+    cos, sin = (one.unsqueeze(-3) for one in rope)  # one for all heads
     x1, x2 = x_BHSD.chunk(2, dim=-1)
     return (x_BHSD * cos + torch.cat([-x2, x1], dim=-1) * sin).to(x_BHSD.dtype)
 

@@ -166,8 +166,8 @@ def frequencies(width: int, theta: float, device: torch.device) -> Tensor:
 
 
 def rope_1d(slots_S: Tensor, head_dim: int, theta: float) -> Rope:
-    """cos and sin (S, D) of slot * theta^(-2i/D)."""
-    return cos_sin(slots_S.float()[:, None] * frequencies(head_dim, theta, slots_S.device))
+    """cos and sin (S, D), or (B, S, D) of slots (B, S), of slot * theta^(-2i/D)."""
+    return cos_sin(slots_S.float()[..., None] * frequencies(head_dim, theta, slots_S.device))
 
 
 def cos_sin(angles: Tensor) -> Rope:

@@ -9,7 +9,8 @@ from torch import Tensor
 from diagonal.engine.attention import causal
 from diagonal.engine.heads import Heads
 from diagonal.engine.heads import rms_norm as rms_norm
-from diagonal.engine.kernels.visibility import NOWHERE
+from diagonal.engine.kernels.live import UNUSED, LiveFrame, LiveStep
+from diagonal.engine.kernels.visibility import BLOCK, EVERYBODY, NOWHERE, Visibility
 
 FP8_MOST = 448.0  # the greatest value of fp8 with 4 bits of exponent (e4m3)
 FP8_SIDE = 16  # GEMMs in fp8 on tensor cores take matrices whose sides are multiples of it
@@ -114,6 +115,44 @@ def next_step(
     return row_R, tokens_BL[:, row_R[:inputs]], needed_slots(fed_L, row_R[-1:])
 
 
+def live_step(rows_NR: Tensor, cursor: Tensor, frame: LiveFrame, tokens_NL: Tensor, inputs: int) -> LiveStep:
+    """The step at the cursor, which moves on, in the rings of all samples; see `live`. The cursor's second element is
+    the kernel's own."""
+    row_R = rows_NR[cursor[0]]
+    cursor[:1].add_(1)
+    read_S, slot_S, write_S, step = row_R.split([inputs] * 3 + [1])
+    written_BS = torch.where(write_S == UNUSED, frame.unused, frame.place(write_S))
+    return LiveStep(
+        tokens_NL[frame.rows_B[:, None], frame.place(read_S)],
+        frame.place(slot_S),
+        frame.position_B[:, None] + slot_S,
+        written_BS,
+        frame.video_B[:, None] + write_S,
+        Visibility(slot_S, live_needed(frame, step), *live_blocks(frame), frame.rows_B),
+    )
+
+
+def live_needed(frame: LiveFrame, step: Tensor) -> Tensor:
+    """`Visibility.needed_L` (B, L) at a step of a frame: relative numbers in its own place and in that of the frame
+    before, as far as they are fed, and EVERYBODY in front of the ring and in the other places that are filled."""
+    slots_L = torch.arange(frame.unused, device=step.device)
+    own_BL, before_BL = (slots_L - first_B[:, None] for first_B in (frame.own_B, frame.before_B))
+    in_own, in_before = ((one >= 0) & (one < frame.unit) for one in (own_BL, before_BL))
+    number_BL = torch.where(in_own, own_BL, before_BL - frame.unit)
+    near = in_own | in_before
+    fed_BL = frame.fed_U2[torch.where(near, number_BL + frame.unit, 0)]
+    needed_BL = torch.where(near, torch.where(fed_BL <= step, number_BL, NOWHERE), EVERYBODY)
+    return torch.where(slots_L < frame.end()[:, None], needed_BL, NOWHERE).to(torch.int32)
+
+
+def live_blocks(frame: LiveFrame) -> tuple[Tensor, Tensor]:
+    """`Visibility.whole` and `extent`, (B, 1) each: the blocks in front of all that the frame itself may change, and
+    those with slots that are filled."""
+    end_B = frame.end()
+    whole_B = torch.minimum(torch.minimum(frame.own_B, frame.before_B), end_B) // BLOCK
+    return whole_B[:, None], ((end_B + BLOCK - 1) // BLOCK)[:, None]
+
+
 def gather_rows(tables_TLC: Tensor, ids_N: Tensor) -> Tensor:
     """The rows with these ids of each table, (T, N, C)."""
     return tables_TLC[:, ids_N]
@@ -125,10 +164,21 @@ def prefill_attention(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
     return causal(q_BHSD, k_BKLD[:, :, :size], v_BKLD[:, :, :size])
 
 
-def write_heads(heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: Tensor) -> Tensor:
+def write_heads(heads: Heads, k_NKLD: Tensor, v_NKLD: Tensor, slots_S: Tensor, rows_B: Tensor | None = None) -> Tensor:
     """Norm and rotate queries and keys, write keys and values to their slots of the cache, and return the queries
-    (B, H, S, D). Slots are inside the cache; inputs that share one are equal."""
+    (B, H, S, D). Slots are inside the cache, (S,), or (B, S) where samples differ; inputs that share one are equal.
+    `rows_B` are the rows of the cache that the samples have; None: sample b has row b."""
     q, k, v = heads.split()
-    k_cache_BKLD.index_copy_(2, slots_S, k.to(k_cache_BKLD.dtype))
-    v_cache_BKLD.index_copy_(2, slots_S, v.to(v_cache_BKLD.dtype))
+    write_slots(k_NKLD, k, slots_S, rows_B)
+    write_slots(v_NKLD, v, slots_S, rows_B)
     return q
+
+
+def write_slots(cache_NKLD: Tensor, new_BKSD: Tensor, slots_S: Tensor, rows_B: Tensor | None) -> None:
+    """Put keys or values into the slots of a cache: the same of all samples, or (B, S)."""
+    new_BKSD = new_BKSD.to(cache_NKLD.dtype)
+    if slots_S.ndim == 1 and rows_B is None:
+        cache_NKLD.index_copy_(2, slots_S, new_BKSD)
+        return
+    rows_B = torch.arange(len(new_BKSD), device=slots_S.device) if rows_B is None else rows_B
+    cache_NKLD[rows_B[:, None], :, slots_S] = new_BKSD.transpose(1, 2)

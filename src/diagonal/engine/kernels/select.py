@@ -21,8 +21,9 @@ from diagonal.engine.heads import Heads, LatentHeads
 from diagonal.engine.kernels import cudnn, reference, tuning
 from diagonal.engine.kernels.cuda import hopper_attention, nvrtc, register_sampling, small_m_gemm, wgmma_gemm
 from diagonal.engine.kernels.device import available, serves
+from diagonal.engine.kernels.live import LiveFrame, LiveStep
 from diagonal.engine.kernels.record import active, chosen, describe, recorded
-from diagonal.engine.kernels.visibility import Visibility, attend_reference
+from diagonal.engine.kernels.visibility import Visibility, attend_slots
 from diagonal.engine.linear import Activation, DeferredLinear, FusedLinear, Norm
 from diagonal.planning.sampling import Sampling
 
@@ -145,6 +146,12 @@ def next_step(
     return decode_step.next_step(rows_NR, cursor, fed_L, tokens_BL, inputs)
 
 
+def live_step(rows_NR: Tensor, cursor: Tensor, frame: LiveFrame, tokens_NL: Tensor, inputs: int) -> LiveStep:
+    """The same of frames that samples decode together, each in its own ring: see `live`."""
+    chosen("live step", TORCH)
+    return reference.live_step(rows_NR, cursor, frame, tokens_NL, inputs)
+
+
 # Linear layers.
 
 
@@ -249,15 +256,15 @@ def fp8_linear(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | N
 # Attention of token models.
 
 
-def write_heads(heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: Tensor) -> Tensor:
+def write_heads(heads: Heads, k_NKLD: Tensor, v_NKLD: Tensor, slots_S: Tensor, rows_B: Tensor | None = None) -> Tensor:
     """Norm and rotate queries and keys, write keys and values to their slots of the cache, and return the queries
-    (B, H, S, D); in one kernel with the linear layer before it, if that is deferred and fits."""
-    cache, what = (k_cache_BKLD, v_cache_BKLD), "RoPE and cache write"
-    if active():
-        what += f", {heads.given.shape[0] * heads.given.shape[1]} tokens"
-    if not serves(heads.given):
+    (B, H, S, D); in one kernel with the linear layer before it, if that is deferred and fits. Slots are (B, S) where
+    samples differ; `rows_B` are their rows of the cache, None for the first ones in order."""
+    cache, tokens = (k_NKLD, v_NKLD), heads.given.shape[0] * heads.given.shape[1]
+    what = f"RoPE and cache write, {tokens} tokens" if active() else "RoPE and cache write"
+    if not serves(heads.given) or slots_S.ndim > 1 or rows_B is not None:
         chosen(what, TORCH)
-        return reference.write_heads(heads, *cache, slots_S)
+        return reference.write_heads(heads, *cache, slots_S, rows_B)
     config = small_m_heads(heads, *cache, slots_S)
     if config is not None:
         chosen(what, "CUDA small-M GEMM")
@@ -265,7 +272,7 @@ def write_heads(heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_
     chosen(what, TRITON)
     from diagonal.engine.kernels.triton import decode_step
 
-    launch_next = hopper_attention.supports(heads.head_dim, k_cache_BKLD)
+    launch_next = hopper_attention.supports(heads.head_dim, k_NKLD)
     return decode_step.write_heads(heads, *cache, slots_S, launch_next)
 
 
@@ -279,21 +286,21 @@ def small_m_heads(heads: Heads, k_BKLD: Tensor, v_BKLD: Tensor, slots_S: Tensor)
     return None if config is None else small_m_gemm.configure_heads(config, heads, launch_next)
 
 
-def decode_attention(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> Tensor:
+def decode_attention(q_BHSD: Tensor, k_NKLD: Tensor, v_NKLD: Tensor, seen: Visibility) -> Tensor:
     """softmax(q k^T / sqrt(D)) v over what each query of a decode step sees, (B, H, S, D)."""
     what = f"decode attention, {q_BHSD.shape[2]} queries" if active() else "decode attention"
     if not available(q_BHSD.device):
         chosen(what, TORCH)
-        return attend_reference(q_BHSD, k_BKLD, v_BKLD, seen)
+        return attend_slots(q_BHSD, k_NKLD, v_NKLD, seen)
     from diagonal.engine.kernels.triton import split_kv
 
-    split_kv.check(q_BHSD, k_BKLD, v_BKLD, seen)
+    split_kv.check(q_BHSD, k_NKLD, v_NKLD, seen)
     multiprocessors = _multiprocessors(q_BHSD.device)
-    if not hopper_attention.supports_step(q_BHSD, k_BKLD, v_BKLD, seen):
+    if not hopper_attention.supports_step(q_BHSD, k_NKLD, v_NKLD, seen):
         chosen(what, "Triton split-KV")
-        return split_kv.attend(q_BHSD, k_BKLD, v_BKLD, seen, multiprocessors)
+        return split_kv.attend(q_BHSD, k_NKLD, v_NKLD, seen, multiprocessors)
     most = tuning.of(q_BHSD.device).split_kv.splits
-    values, lse, scales = hopper_attention.attend((q_BHSD, k_BKLD, v_BKLD), seen, multiprocessors, most)
+    values, lse, scales = hopper_attention.attend((q_BHSD, k_NKLD, v_NKLD), seen, multiprocessors, most)
     chosen(what, "CUDA Hopper split-KV" if lse is not None else "CUDA Hopper, one split")
     if lse is None:
         return values.transpose(1, 2)
