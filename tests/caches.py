@@ -29,7 +29,7 @@ def case(shape: Shape, dtype: torch.dtype, device: str = DEVICE, seed: int = 0) 
     k, v = (torch.randn(batch, kv_heads, length, width, generator=noise, device=device).to(dtype) for _ in range(2))
     extent = max(length - length // 8 - 50 * seed, length // 2 + 1)
     fed = torch.randint(0, 2 * NOW, (length,), generator=noise, device=device, dtype=torch.int32)
-    fed[: length // 3] = 0
+    fed[: max(length // 3 - 70 * seed, 0)] = 0
     fed[length // 3 : length // 2] = NEVER  # KV tiles in which nothing is written
     fed[extent:] = NEVER
     k[:, :, fed > NOW] = v[:, :, fed > NOW] = 1e4
@@ -43,13 +43,13 @@ def case(shape: Shape, dtype: torch.dtype, device: str = DEVICE, seed: int = 0) 
 
 def seats(shape: Shape, dtype: torch.dtype, device: str = DEVICE) -> Given:
     """Such cases as the samples of one batch, in permuted rows of a cache that has two more, which are NaN. Each sample
-    counts its slots from a number of its own, and its whole blocks are seen by everybody."""
+    counts its slots from one of its own, so that many are negative, and its whole blocks are seen by everybody."""
     made = [case((1, *shape[1:]), dtype, device, seed) for seed in range(shape[0])]
     rows = torch.randperm(shape[0] + 2, generator=torch.Generator().manual_seed(len(made)))[: shape[0]].to(device)
     q, k, v = (torch.cat(parts) for parts in zip(*(qkv for qkv, _ in made), strict=True))
     caches = torch.full((2, shape[0] + 2, *k.shape[1:]), torch.nan, dtype=dtype, device=device)
     caches[0, rows], caches[1, rows] = k, v
-    rules = [_renumbered(seen, 100 * number - 30) for number, (_, seen) in enumerate(made)]
+    rules = [_renumbered(seen, shape[4] // 2 + 100 * number) for number, (_, seen) in enumerate(made)]
     given = zip(*((one.slots_S, one.needed_L, one.whole, one.extent) for one in rules), strict=True)
     slots, needed, whole, extent = (torch.stack(parts) for parts in given)
     q = q.transpose(1, 2).contiguous().transpose(1, 2)

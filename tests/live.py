@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diagonal.engine.kernels.live import UNUSED, LiveFrame
+from diagonal.engine.kernels.live import LiveFrame
 from diagonal.engine.kernels.visibility import whole_blocks
+from diagonal.planning.frames import UNUSED
 from diagonal.planning.plan import NEVER
 
 
@@ -21,7 +22,7 @@ class Ring(NamedTuple):
 def frame_of(ring: Ring, batch: int, device: str = "cpu") -> LiveFrame:
     """Samples at any frame of their videos: some have filled their rings, and begun anew."""
     number = torch.randint(0, 3 * ring.places, (batch,))
-    number[:2] = torch.tensor([2 * ring.places, 0])  # the frame before is at the last place, or there is none
+    number[:2] = torch.tensor([2 * ring.places, 0])[:batch]  # the frame before is at the last place, or there is none
     place, last = number % ring.places, (number - 1) % ring.places
     fed = torch.randint(0, 9, (2 * ring.unit,))
     fed[: ring.unit][torch.rand(ring.unit) < 0.7] = -1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from diagonal import Sampling
 from diagonal.engine.kernels.select import Draw
 
 TINY = 1e-5  # of the whole: float32 may err by so much
-BELOW_ONE = 1 - 2**-24
+NEAR = 1e-4  # by which float32 may err in logit / temperature - log E
 SAMPLINGS = [
     Sampling(temperature=0),
     Sampling(),
@@ -30,7 +32,14 @@ SAMPLINGS = [
 ]
 
 
-Rows = tuple[Tensor, Tensor, Tensor, Tensor]  # logits, valid ids [low, high), uniform numbers
+class Rows(NamedTuple):
+    """What tokens are drawn from."""
+
+    logits: Tensor
+    low: Tensor  # valid ids [low, high)
+    high: Tensor
+    seeds: Tensor
+    positions: Tensor
 
 
 def rows(kind: str, count: int, size: int, seed: int) -> Rows:
@@ -61,18 +70,17 @@ def rows(kind: str, count: int, size: int, seed: int) -> Rows:
         logits += torch.linspace(-90, 10, size)
     elif kind == "peaked":  # what crosses is next to the top, and far above the rest
         logits[:, size // 3 : size // 3 + 3] += 20
-    uniform = torch.rand(count, generator=generator)
-    uniform[1], uniform[2] = 0.0, BELOW_ONE
+    seeds, positions = torch.randint(2**62, (2, count), generator=generator)
+    seeds[0], seeds[1:3], positions[1:3] = 2**63 - 1, 0, torch.arange(2)
     ids = torch.arange(size)
     logits[(ids < low[:, None]) | (ids >= high[:, None])] = torch.nan
     padded = torch.full((count, size + 5), torch.nan, dtype=logits.dtype)
     padded[:, :size] = logits
-    return padded[:, :size], low, high, uniform
+    return Rows(padded[:, :size], low, high, seeds, positions)
 
 
 def on(device: str, given: Rows) -> Rows:
-    logits, low, high, uniform = given
-    return logits.to(device), low.to(device), high.to(device), uniform.to(device)
+    return Rows(*(one.to(device) for one in given))
 
 
 KINDS = [
@@ -105,38 +113,67 @@ def probabilities(logits_V: Tensor, sampling: Sampling) -> Tensor:
     return probs / probs.sum()
 
 
-def possible(logits_V: Tensor, uniform: float, sampling: Sampling) -> list[int]:
-    """The id that the rule draws, and after it those that it draws if top_p or the uniform number is a trifle off."""
+def mix32(h: int) -> int:
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        h = (h ^ h >> shift) * factor % 2**32
+    return h ^ h >> 16
+
+
+def key(seed: int, position: int) -> int:
+    z = (seed * 0x9E3779B97F4A7C15 + position * 0xD1342543DE82EF95 + 0x2545F4914F6CDD1D) % 2**64
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z = (z ^ z >> shift) * factor % 2**64
+    return z ^ z >> 31
+
+
+def hashed(seed: int, position: int, index: int) -> int:
+    """The 32 bits of an id, by integers that never overflow."""
+    high, low = divmod(key(seed, position), 2**32)
+    return mix32(mix32(index * 0x9E3779B1 % 2**32 ^ low) ^ high)
+
+
+def log_exponentials(seed: int, position: int, low: int, high: int) -> Tensor:
+    """log E of the ids [low, high), in float64 but for v."""
+    bits = np.array([hashed(seed, position, index) for index in range(low, high)], dtype=np.uint32)
+    v = np.minimum((bits.astype(np.float32) + np.float32(0.5)) / np.float32(2**32), np.float32(1 - 2**-24))
+    return torch.from_numpy(np.log(-np.log1p(-v.astype(np.float64))))
+
+
+def possible(given: Rows, row: int, sampling: Sampling) -> list[int]:
+    """The id that the rule draws from a row, and after it those that it draws if numbers are a trifle off."""
+    low, high, seed, position = (int(one[row]) for one in given[1:])
+    logits_V = given.logits[row, low:high]
+    x = logits_V.double()
     if sampling.temperature == 0:
-        return [int(logits_V.double().argmax())]
+        return [low + int(x.argmax())]
     ids = []
+    scores = (x - x.max()) / sampling.temperature - log_exponentials(seed, position, low, high)
     for off in (0, -TINY, TINY):
         changed = sampling if sampling.top_p is None else replace(sampling, top_p=min(sampling.top_p * (1 + off), 1.0))
-        probs = probabilities(logits_V, changed)
-        likely = probs.nonzero().flatten()
-        for shift in (0, -TINY, TINY):
-            index = int((probs[likely].cumsum(0) <= uniform + shift).sum())
-            ids.append(int(likely[min(index, len(likely) - 1)]))
-    return ids
+        left = scores.where(probabilities(logits_V, changed) > 0, -torch.inf)
+        ids += [int(left.argmax()), *(left > left.max() - NEAR).nonzero().flatten().tolist()]
+    return [low + index for index in ids]
+
+
+def agree(given: Rows, drawn: Tensor, sampling: Sampling) -> None:
+    """What was drawn is what the rule draws."""
+    assert drawn.dtype == torch.long and drawn.shape == (len(given[0]),)
+    for row, found in enumerate(drawn.tolist()):
+        ids = possible(given, row, sampling)
+        assert found in ids, f"row {row} under {sampling}: id {found} drawn, the rule says {ids[0]}"
 
 
 def check(draw: Draw, kind: str, sampling: Sampling, size: int, device: str = "cpu") -> None:
     """Draw from random rows and compare with the rule."""
     given = rows(kind, 6, size, seed=SAMPLINGS.index(sampling))
-    drawn = draw(*on(device, given), sampling).cpu()
-    assert drawn.dtype == torch.long and drawn.shape == (6,)
-    for row, (logits, low, high, uniform) in enumerate(zip(*given, strict=True)):
-        ids = possible(logits[low:high], float(uniform), sampling)
-        found = int(drawn[row]) - int(low)
-        assert found in ids, f"row {row} of {kind} under {sampling}: id {found} drawn, the rule says {ids[0]}"
+    agree(given, draw(*on(device, given), sampling).cpu(), sampling)
 
 
-def chi_square(drawn: Tensor, probs: Tensor) -> float:
-    """How far counts are from their expectation, in standard deviations of the chi-square distribution."""
+def p_value(drawn: Tensor, probs: Tensor) -> float:
+    """How likely counts are at least so far from their expectation, by the chi-square distribution."""
     expected = probs.double() * len(drawn)
     counts = drawn.bincount(minlength=len(probs)).double()
     assert not counts[expected == 0].any()
     likely = expected > 0
-    freedom = int(likely.sum()) - 1
     distance = ((counts - expected)[likely] ** 2 / expected[likely]).sum()
-    return float((distance - freedom) / (2 * freedom) ** 0.5)
+    return float(torch.special.gammaincc((likely.sum() - 1) / 2, distance / 2))

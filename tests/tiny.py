@@ -50,8 +50,7 @@ class Recorded:
 
 
 def sampler(config: Any, plan: Plan, sampling: Sampling, seeds: list[int]) -> Sampler:
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    return Sampler(sampling, torch.tensor(config.valid_ids()), plan.layout.prefix, generators)
+    return Sampler(sampling, torch.tensor(config.valid_ids()), plan.layout.prefix, torch.tensor(seeds))
 
 
 def random_prompt(config: Any, plan: Plan, batch: int = 1, seed: int = 0) -> Tensor:

@@ -47,6 +47,7 @@ inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1 / sqrtf(x); }
 #define __expf expf  // names that the C library has already
 #define __log2f log2f
+#define __logf logf
 
 inline void atomicAdd(int* at, int value) { *at += value; }  // no other fibre comes between
 

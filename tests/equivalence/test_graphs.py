@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from diagonal import Grid, Layout, Plan, Sampling, make_plan
+from diagonal.engine.kernels.cpu import library
 from diagonal.engine.kernels.visibility import BLOCK, NOWHERE, attend_reference, whole_blocks
 from diagonal.engine.tokens.decode import Video, decode, plans, rollout, spans
 from diagonal.engine.tokens.graphs import WIDTHS, Graphs, padded, tables
@@ -66,6 +68,43 @@ def test_windows_of_several_plans_share_one_runner() -> None:
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
+class Indifferent:
+    """A model to which all ids are equally likely, so that its tokens are their noise."""
+
+    def __init__(self, model: Any) -> None:
+        self.cache_spec, self.ids = model.cache_spec, model.config.codebook
+
+    def __call__(self, tokens_BS: Tensor, slots_S: Tensor, memory: Any, keep: Tensor | None = None) -> Tensor:
+        return torch.zeros(len(tokens_BS), len(slots_S) if keep is None else len(keep), self.ids)
+
+
+def test_windows_that_slide_go_on_in_the_noise_of_the_video() -> None:
+    """However long a window is and whatever it keeps; and a runner that is kept goes on with other seeds."""
+    config = tiny_config("doom/tiny")
+    model: Any = Indifferent(build(config))
+    layout = Layout(Grid(12, config.rows, config.cols), 0, config.suffix)
+    plan = make_plan(layout, "raster", 1)
+    kept: Any = None
+    made = []
+    for window, reference, order, seeds in (
+        (12, 2, "raster", [5, 6]),
+        (6, 2, "raster", [5, 6]),
+        (6, 3, "diagonal:k=1", [5, 6]),
+        (5, 4, "diagonal:k=2", [7, 5]),
+    ):
+        windows = spans(11, 1, window, reference)
+        paired = list(zip(windows, plans(layout, windows, Order.of(order)), strict=True))
+        chosen = sampler(config, plan, Sampling(), seeds)
+        kept = kept or _graphs(model, plan, chosen, batch=2)
+        kept.adopt(chosen)
+        for runner in (Eager(model, new_cache(model, plan, 2), chosen), kept):
+            units = random_prompt(config, plan, batch=2).unflatten(1, (12, -1))
+            frames = rollout(runner, Video(layout, torch.zeros(2, 0, dtype=torch.long), units), paired)
+            made.append(torch.stack([frame.tokens for frame in frames], dim=1))
+    assert all(torch.equal(one, made[0]) for one in made[:6])
+    assert all(torch.equal(one[1], made[0][0]) and not torch.equal(one[0], made[0][0]) for one in made[6:])
+
+
 @pytest.mark.parametrize("spec", SCHEDULES)
 def test_tables_hold_every_step_once_at_its_width(spec: str) -> None:
     plan = _plan(tiny_config("mcar/tiny"), spec)
@@ -107,13 +146,16 @@ def test_widths_are_rounded_up() -> None:
 def test_a_cache_that_is_too_short_is_refused() -> None:
     config = tiny_config("mcar/tiny")
     model, plan = build(config), _plan(config, "raster")
-    runner = _graphs(model, _plan(config, "raster", known=0) if config.prefix_ids else plan, None)
+    chosen = sampler(config, plan, GREEDY, [0])
+    runner = _graphs(model, _plan(config, "raster", known=0) if config.prefix_ids else plan, chosen)
     longer = make_plan(Layout(Grid(9, config.rows, config.cols), 0, config.suffix), "raster", 1)
     with pytest.raises(ValueError, match=r"the plan needs \d+ cache slots, the cache has \d+"):
-        runner.begin(longer, torch.zeros(1, longer.layout.length, dtype=torch.long))
+        runner.begin(longer, torch.zeros(1, longer.layout.length, dtype=torch.long), 0)
 
 
-def test_without_a_gpu_steps_are_eager() -> None:
+def test_without_kernels_steps_are_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     config = tiny_config("mcar/tiny")
     model, plan = build(config), _plan(config, "raster")
-    assert isinstance(make_runner(model, new_cache(model, plan), sampler(config, plan, GREEDY, [0])), Eager)
+    for switch, kind in (("1", Graphs if library.available() else Eager), ("0", Eager)):
+        monkeypatch.setenv("DIAGONAL_KERNELS", switch)
+        assert type(make_runner(model, new_cache(model, plan), sampler(config, plan, GREEDY, [0]))) is kind

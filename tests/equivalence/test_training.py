@@ -64,7 +64,7 @@ class Forced:
         self.true_BL = true_BL
         self.nats: list[Tensor] = []
 
-    def begin(self, length: int) -> None:
+    def begin(self, length: int, start: int) -> None:
         assert length > self.true_BL.shape[1]
 
     def __call__(self, logits_BSV: Tensor, positions_S: Tensor) -> Tensor:

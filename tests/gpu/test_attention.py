@@ -19,7 +19,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 from diagonal.engine.kernels import tuning
 from diagonal.engine.kernels.triton.split_kv import attend, tiling
 from diagonal.engine.kernels.visibility import BLOCK, Visibility, attend_reference
-from tests.caches import BOUND, NEVER, NOW, Shape, case, error, seen_by
+from tests.caches import BOUND, NEVER, NOW, Shape, case, error, members, seats, seen_by
 from tests.gpu import DEVICE
 
 pytestmark = pytest.mark.gpu
@@ -68,6 +68,30 @@ def test_the_kernel_agrees_with_its_twin(shape: Shape, processors: int, dtype: t
     assert error(out, qkv, seen) < BOUND[dtype]
     if shape[3] > 1:
         assert not out[:, :, -1].any()  # the padding row
+
+
+SEATS: list[Shape] = [(1, 8, 2, 1, 192, 128), (3, 12, 4, 6, 448, 64), (4, 4, 1, 37, 192, 32), (5, 2, 2, 3, 64, 16)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=on_gpu)])
+@pytest.mark.parametrize("processors", [1, 40])
+@pytest.mark.parametrize("shape", SEATS, ids=str)
+def test_samples_that_differ_are_attended_with_as_if_alone(shape: Shape, processors: int, dtype: torch.dtype) -> None:
+    """Slots, holes, extents and rows of the cache of their own; other rows are no numbers."""
+    qkv, seen = seats(shape, dtype)
+    out = attended(qkv, seen, processors)
+    for sample, (one, rule) in enumerate(members(qkv, seen)):
+        assert error(out[sample : sample + 1], one, rule) < BOUND[dtype]
+    if shape[3] > 1:
+        assert not out[:, :, -1].any() and out[:, :, :-1].isfinite().all()
+
+
+def test_rows_alone_may_differ() -> None:
+    (q, k, v), seen = case((3, 8, 2, 5, 192, 32), torch.float32)
+    wanted, rows = attended((q, k, v), seen, 9), torch.tensor([2, 0, 1], device=DEVICE)
+    assert torch.equal(attended((q[rows], k, v), replace(seen, rows_B=rows), 9), wanted[rows])
+    several = replace(seen, slots_S=seen.slots_S.repeat(3, 1), extent=seen.extent.repeat(3, 1))
+    assert torch.equal(attended((q, k, v), several, 9), wanted)
 
 
 @on_gpu
@@ -150,8 +174,11 @@ def test_what_the_kernel_would_read_wrongly_is_refused() -> None:
         ((q[..., :8].contiguous(), k[..., :8].contiguous(), v[..., :8].contiguous(), seen), "width 8"),
         ((q.half(), k, v, seen), "convert q"),
         ((q, k.transpose(2, 3).contiguous().transpose(2, 3), v, seen), "contiguous"),
-        ((q[:, :, :2], k, v, seen), "3 slots"),
+        ((q[:, :, :2], k, v, seen), r"slots_S of \(3,\) given for 1 samples of 2 queries"),
         ((q, k, v, wide), "needed_L"),
+        ((q, k, v, replace(seen, needed_L=seen.needed_L.repeat(2, 1))), r"needed_L of \(2, 64\)"),
+        ((q, k, v, replace(seen, rows_B=seen.slots_S)), "rows_B"),
+        ((q, k.repeat(2, 1, 1, 1), v.repeat(2, 1, 1, 1), seen), "must be"),
     ]:
         with pytest.raises(ValueError, match=message):
             attend(*given, multiprocessors=1)

@@ -24,7 +24,7 @@ CUDA = torch.device("cuda")
 
 
 def _sampler(config: Any, plan: Any, device: torch.device) -> Sampler:
-    seeds = [torch.Generator(device).manual_seed(1)]
+    seeds = torch.tensor([1], device=device)
     return Sampler(GREEDY, torch.tensor(config.valid_ids(), device=device), plan.layout.prefix, seeds)
 
 

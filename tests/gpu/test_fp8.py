@@ -79,7 +79,7 @@ def test_captured_steps_decode_the_tokens_of_eager_ones(name: str, spec: str) ->
     results = []
     for capture in (False, True):
         cache = KVCache(model.cache_spec, 1, plan.layout.length, device, torch.bfloat16)
-        seeds = [torch.Generator(device).manual_seed(1)]
+        seeds = torch.tensor([1], device=device)
         chosen = Sampler(GREEDY, torch.tensor(config.valid_ids(), device=device), plan.layout.prefix, seeds)
         runner = Graphs(model, cache, chosen, decode_attention, capture)
         for _ in range(2):  # the second time every graph is replayed

@@ -22,7 +22,7 @@ from diagonal.engine.kernels import reference, select, tuning
 from diagonal.engine.kernels.cuda import hopper_attention
 from diagonal.engine.kernels.triton import split_kv
 from diagonal.engine.kernels.visibility import BLOCK, NOWHERE, Visibility
-from tests.caches import BOUND, Shape, case, error, rising
+from tests.caches import BOUND, Given, Shape, case, error, members, rising, seats
 from tests.gpu import poisoned
 
 pytestmark = pytest.mark.gpu
@@ -55,6 +55,12 @@ REAL: list[Shape] = [
     (1, 32, 4, 14, 5248, 64),
 ]
 
+SEATS: list[Shape] = [
+    (5, 32, 8, 12, 1216, 128),
+    (3, 8, 2, 37, 704, 128),
+    (4, 12, 4, 64, 448, 128),
+    (8, 6, 2, 12, 1216, 64),
+]
 PROMPTS: list[Shape] = [
     (1, 18, 18, 300, 640, 128),
     (1, 32, 4, 347, 1216, 64),
@@ -63,14 +69,16 @@ PROMPTS: list[Shape] = [
     (1, 8, 8, 1000, 1216, 128),
 ]
 
-Given = tuple[tuple[Tensor, Tensor, Tensor], Visibility]
-
 
 def _given(shape: Shape) -> Given:
-    """As a graph has them: queries side by side, numbers of 64 bits."""
-    (q, k, v), seen = case(shape, torch.bfloat16)
+    return _as_in_graphs(*case(shape, torch.bfloat16))
+
+
+def _as_in_graphs(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility) -> Given:
+    """Queries side by side, numbers of 64 bits."""
+    made = (qkv[0].contiguous(), *qkv[1:]), replace(seen, whole=seen.whole.long(), extent=seen.extent.long())
     torch.cuda.synchronize()  # keys that all see are read before the kernel before has ended
-    return (q.contiguous(), k, v), replace(seen, whole=seen.whole.long(), extent=seen.extent.long())
+    return made
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +110,59 @@ def test_the_kernel_agrees_with_its_twin(
     assert out.dtype == torch.bfloat16 and out.transpose(1, 2).is_contiguous()
     assert error(out, qkv, seen) < BOUND[torch.bfloat16]
     assert not out[:, :, -1].any()  # the padding row
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("processors", [1, 132])
+@pytest.mark.parametrize(
+    "shape",
+    [(5, 32, 8, 12, 1216, 128), (3, 8, 2, 37, 704, 128), (4, 12, 4, 64, 448, 128), (8, 6, 2, 12, 1216, 64)],
+    ids=str,
+)
+def test_samples_that_differ_are_attended_with_as_if_alone(
+    shape: Shape, processors: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots, holes, extents and rows of the cache of their own; other rows are no numbers."""
+    monkeypatch.setattr(hopper_attention, "GROUPS", (groups,))
+    monkeypatch.setattr(select, "_multiprocessors", lambda device: processors)
+    qkv, seen = _as_in_graphs(*seats(shape, torch.bfloat16))
+    out = attended(qkv, seen)
+    for sample, (one, rule) in enumerate(members(qkv, seen)):
+        assert error(out[sample : sample + 1], one, rule) < BOUND[torch.bfloat16]
+    assert not out[:, :, -1].any() and out.isfinite().all()
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_samples_see_what_their_step_writes_itself(width: int) -> None:
+    """Attention begins while the kernel that writes keys into rows and slots of their own runs."""
+    torch.manual_seed(0)
+    batch, inputs, length = 5, 12, 1216
+    rows = torch.randperm(batch + 2, device="cuda")[:batch]
+    first = torch.tensor([100, 1000, 64, 640, 300], device="cuda")
+    slots = first[:, None] + torch.arange(inputs, device="cuda")
+    needed = torch.arange(length, device="cuda", dtype=torch.int32).repeat(batch, 1)
+    needed[needed >= first[:, None] + inputs] = NOWHERE
+    seen = Visibility(slots, needed, first[:, None] // BLOCK, (first[:, None] + inputs + BLOCK - 1) // BLOCK, rows)
+    cache = torch.randn(2, batch + 2, 2, length, width, device="cuda").bfloat16()
+    heads = Heads(10 * torch.randn(batch, inputs, 10 * width, device="cuda").bfloat16(), 2, width)
+
+    def step(k: Tensor, v: Tensor) -> Tensor:
+        return select.decode_attention(select.write_heads(heads, k, v, slots, rows), k, v, seen)
+
+    wanted, found = cache.clone(), cache.clone()
+    reference.write_heads(heads, wanted[0], wanted[1], slots, rows)
+    torch.cuda.synchronize()
+    last = step(wanted[0], wanted[1])  # which writes what is there
+    for sample, (one, rule) in enumerate(members((heads.split()[0], wanted[0], wanted[1]), seen)):
+        assert error(last[sample : sample + 1], one, rule) < BOUND[torch.bfloat16]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(found[0], found[1])
+    for _ in range(20):
+        found.copy_(cache)
+        torch.cuda.synchronize()
+        graph.replay()
+        assert torch.equal(last, captured)
 
 
 @pytest.mark.parametrize("shape", REAL, ids=str)

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from diagonal.engine.heads import HeadNorm, Heads
 from diagonal.engine.kernels import reference
+from diagonal.engine.kernels.live import LiveStep
 from diagonal.models.layers import rope_1d
 from diagonal.planning.plan import NEVER
 from tests.gpu import BFLOAT16, DEVICE, RUNNABLE, poisoned
+from tests.live import Ring, frame_of, random_rows
 
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not RUNNABLE, reason="no CUDA device, no TRITON_INTERPRET=1")]
@@ -118,9 +120,9 @@ def _heads(shape: tuple[int, ...], normed: bool, dtype: torch.dtype) -> tuple[He
     return Heads(qkv, kv_heads, width, rope_1d(slots, width, 10000.0), norm), cache, slots
 
 
-def _run(heads: Heads, cache: Tensor, slots: Tensor) -> Tensor:
+def _run(heads: Heads, cache: Tensor, slots: Tensor, rows: Tensor | None = None) -> Tensor:
     with poisoned():
-        found: Tensor = _step_kernels().write_heads(heads, cache[0], cache[1], slots, False)
+        found: Tensor = _step_kernels().write_heads(heads, cache[0], cache[1], slots, rows, False)
     return found
 
 
@@ -146,6 +148,64 @@ def test_heads_are_written_as_by_the_reference(
     assert torch.equal(cache[0][:, :, others], wanted_cache[0][:, :, others])
 
 
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("permuted", [False, True])
+@pytest.mark.parametrize("shape", [(2, 3, 6, 2, 16), (3, 5, 4, 4, 32)], ids=str)
+def test_samples_have_slots_and_cache_rows_of_their_own(shape: tuple[int, ...], several: bool, permuted: bool) -> None:
+    heads, cache, slots = _heads(shape, True, torch.float32)
+    batch, inputs, _, _, width = shape
+    slots = torch.stack([torch.randperm(LENGTH, device=DEVICE)[:inputs] for _ in range(batch)]) if several else slots
+    rows = torch.randperm(batch + 2, device=DEVICE)[:batch] if permuted else None
+    cache = torch.cat([cache, cache[:, :2]], 1) if permuted else cache
+    heads = Heads(heads.qkv(), heads.kv_heads, width, rope_1d(slots, width, 10000.0), heads.norm)
+    wanted_cache = cache.clone()
+    wanted = reference.write_heads(heads, wanted_cache[0], wanted_cache[1], slots, rows)
+    found = _run(heads, cache, slots, rows)
+    assert (found - wanted).abs().max() <= 2e-6 * wanted.abs().max()
+    assert (cache[0] - wanted_cache[0]).abs().max() <= 2e-6 * wanted_cache[0].abs().max()
+    assert torch.equal(cache[1], wanted_cache[1])
+
+
+RINGS = [Ring(0, 6, 30), Ring(5, 40, 4), Ring(70, 64, 40), Ring(3, 13, 1), Ring(0, 1, 64)]
+
+
+@pytest.mark.parametrize("ring", RINGS, ids=str)
+@pytest.mark.parametrize(("batch", "inputs"), [(1, 1), (5, 12)])
+def test_steps_are_taken_in_the_rings_of_all_samples(ring: Ring, batch: int, inputs: int) -> None:
+    """The same tensors as the reference gives."""
+    from diagonal.engine.kernels.triton.live_step import live_step
+
+    torch.manual_seed(ring.unit)
+    frame, rows = frame_of(ring, batch, DEVICE), random_rows(ring, inputs).to(DEVICE)
+    tokens = torch.randint(1000, (batch + 4, frame.unused + 2), device=DEVICE)[:, : frame.unused + 1]
+    cursor, others = torch.zeros(2, 2, dtype=torch.long, device=DEVICE)
+    for number in range(len(rows)):
+        with poisoned():
+            found = live_step(rows, cursor, frame, tokens, inputs)
+        assert cursor.tolist() == [number + 1, 0]
+        wanted = reference.live_step(rows, others, frame, tokens, inputs)
+        for one, other in zip(_tensors(found), _tensors(wanted), strict=True):
+            assert one.dtype == other.dtype and torch.equal(one, other)
+
+
+def _tensors(step: LiveStep) -> list[Tensor]:
+    assert step.seen.rows_B is not None
+    seen = [step.seen.slots_S, step.seen.needed_L, step.seen.whole, step.seen.extent, step.seen.rows_B]
+    return [step.tokens_BS, step.slots_BS, step.positions_BS, step.write_BS, step.noise_BS, *seen]
+
+
+def test_tables_and_tokens_of_other_shapes_are_refused() -> None:
+    from diagonal.engine.kernels.triton.live_step import live_step
+
+    ring = Ring(5, 40, 4)
+    frame, rows = frame_of(ring, 2, DEVICE), random_rows(ring, 3).to(DEVICE)
+    cursor, tokens = rows.new_zeros(2), rows.new_zeros(4, frame.unused + 1)
+    with pytest.raises(ValueError, match="steps of 2 inputs are contiguous rows of 7"):
+        live_step(rows, cursor, frame, tokens, 2)
+    with pytest.raises(ValueError, match="and one more"):
+        live_step(rows, cursor, frame, tokens[:, 1:], 3)
+
+
 def test_a_cache_of_another_dtype_gets_the_rounded_values() -> None:
     heads, cache, slots = _heads((2, 3, 4, 2, 16), False, torch.bfloat16)
     wide = cache.float()
@@ -164,5 +224,7 @@ def test_what_the_kernel_cannot_read_is_refused() -> None:
         _run(heads, cache.transpose(-1, -2).contiguous().transpose(-1, -2), slots)
     with pytest.raises(ValueError, match="3 whole numbers are needed"):
         _run(heads, cache, slots.float())
+    with pytest.raises(ValueError, match="rows: "):
+        _run(heads, cache, slots, slots)
     with pytest.raises(ValueError, match="powers of two"):
         _run(Heads(_random(2, 3, 8 * 12), 2, 12), _random(2, 2, 2, LENGTH, 12), slots)

@@ -83,6 +83,34 @@ def test_heads_are_made_turned_and_remembered(
     assert torch.equal(found[:, :, :, left], caches[:, :, :, left])
 
 
+@pytest.mark.parametrize(("batch", "inputs"), [(4, 2), (3, 5), (8, 2), (16, 1)])
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("permuted", [False, True])
+def test_samples_have_slots_and_cache_rows_of_their_own(batch: int, inputs: int, several: bool, permuted: bool) -> None:
+    torch.manual_seed(inputs)
+    length, rows, x = 50, batch + 3 if permuted else batch, random(batch, inputs, 384)
+    linear = random_linear("rms", batch * inputs, 10 * 64, 384)
+    orders = torch.stack([torch.randperm(length, device="cuda")[:inputs] for _ in range(batch)])
+    slots = orders if several else orders[0]
+    own = torch.randperm(rows, device="cuda")[:batch] if permuted else None
+    asked = Heads(DeferredLinear(x, linear, make), 2, 64, rope_1d(slots, 64, 10000.0))
+    caches = random(2, rows, 2, length, 64)
+    found, others = caches.clone(), caches.clone()
+    with poisoned(), torch.no_grad(), select.recorded() as chosen:
+        q = select.write_heads(asked, found[0], found[1], slots, own)
+    assert set(chosen.values()) == {"CUDA small-M GEMM"}
+    made = replace(asked, source=usual(x, linear))
+    with torch.no_grad(), select.recorded() as chosen:
+        wanted = select.write_heads(made, others[0], others[1], slots, own)
+    assert set(chosen.values()) == {"Triton"}
+    for one, other in ((q, wanted), (found, others)):
+        assert (one - other).float().abs().max() <= 4 * BFLOAT16 * other.float().abs().max()
+    written = torch.zeros(caches.shape[1:4], dtype=torch.bool, device="cuda")
+    at = torch.arange(batch, device="cuda") if own is None else own
+    written[at[:, None], :, slots] = True
+    assert torch.equal(found[:, ~written], caches[:, ~written])
+
+
 def test_heads_that_it_is_not_made_for_are_left_to_others() -> None:
     x, linear = random(1, 3, 1024), random_linear("rms", 3, 24 * 64, 1024)
     slots, cache = torch.arange(3, device="cuda"), random(1, 4, 50, 64)

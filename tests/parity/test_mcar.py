@@ -65,8 +65,9 @@ def _new_cells(tokens: Tensor) -> Tensor:
 
 def test_the_rotary_table_is_the_recorded_one(recorded: dict[str, Tensor]) -> None:
     cos, sin = rope_1d(torch.arange(108), 16, 10000.0)
-    torch.testing.assert_close(cos, recorded["rope_cos"], atol=1e-6, rtol=0)
-    torch.testing.assert_close(sin, recorded["rope_sin"], atol=1e-6, rtol=0)
+    # The recording rounded its angles to float32: 4e-6 of an angle of 107. Ours are those of float64.
+    torch.testing.assert_close(cos, recorded["rope_cos"], atol=2e-6, rtol=0)
+    torch.testing.assert_close(sin, recorded["rope_sin"], atol=2e-6, rtol=0)
 
 
 def test_teacher_forced_logits_are_the_recorded_ones(model: Any, recorded: dict[str, Tensor]) -> None:

@@ -16,7 +16,7 @@ from diagonal.engine.attention import Full
 from diagonal.engine.chunks.cache import WindowSpec
 from diagonal.engine.chunks.denoise import DenoiseSettings, denoise
 from diagonal.engine.chunks.masks import block_causal, dense, teacher_forcing
-from diagonal.engine.kernels import select
+from diagonal.engine.kernels import select_latents
 from diagonal.models.wan import DIFFUSERS, VARIANTS
 from tests.conftest import golden, golden_json
 from tests.wan import SIZE, TOKENS, Recorder, Replay, Steps, new_cache, recorded_model, sigma
@@ -82,7 +82,7 @@ def test_sums_left_to_the_next_norm_change_nothing(model: Any, monkeypatch: pyte
     early = model(*given, Full())
     left: list[bool] = []
     hook = model.blocks[0].register_forward_hook(lambda module, given, out: left.append(out[1] is not None))
-    monkeypatch.setattr(select, "open_sum", lambda x, delta, gate: (x, delta, gate))
+    monkeypatch.setattr(select_latents, "open_sum", lambda x, delta, gate: (x, delta, gate))
     assert torch.equal(model(*given, Full()), early) and left == [True]
     hook.remove()
 

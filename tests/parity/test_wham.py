@@ -98,7 +98,7 @@ def test_a_greedy_frame_and_its_action_are_the_recorded_ones(name: str, sampling
     assert torch.equal(tokens[:, : LAYOUT.frame(2).stop], data["out.greedy_image"])
 
     chosen = sampler(model.config, make_plan(LAYOUT, "raster", known=2), sampling, [0, 0])
-    chosen.begin(LAYOUT.length)
+    chosen.begin(LAYOUT.length, 0)
     for position in range(LAYOUT.length)[LAYOUT.after(2)]:
         logits = model(tokens[:, :position], torch.arange(position), Causal(), torch.tensor([position - 1]))
         tokens[:, position] = chosen(logits, torch.tensor([position]))[:, 0]

@@ -17,7 +17,7 @@ from diagonal.engine.attention import Full
 from diagonal.engine.chunks.cache import WindowCache, WindowSpec
 from diagonal.engine.chunks.masks import block_causal, dense, flex, teacher_forcing
 from diagonal.engine.heads import rotate_pairs as rotate
-from diagonal.engine.kernels import select
+from diagonal.engine.kernels import select_latents
 from diagonal.engine.kernels.cudnn import even_splits, splits_for
 from diagonal.engine.protocols import CacheSpec
 from diagonal.models.wan import VARIANTS
@@ -180,4 +180,4 @@ def test_keys_are_split_only_where_that_is_known_to_work(monkeypatch: pytest.Mon
 
 def test_keys_that_are_not_split_are_attended_to_at_once() -> None:
     q, k, v = (torch.randn(1, 2, size, 8) for size in (5, 9, 9))
-    assert torch.equal(select.latent_attention(q, k, v), Full().attend(q, k, v))
+    assert torch.equal(select_latents.latent_attention(q, k, v), Full().attend(q, k, v))

@@ -12,7 +12,7 @@ from diagonal.engine.kernels import reference, tuning
 from diagonal.engine.kernels.cuda import hopper_attention
 from diagonal.engine.kernels.cuda.hopper_attention import Splits, WorkSplit, row_tiles
 from diagonal.engine.kernels.visibility import BLOCK, Visibility, whole_blocks
-from tests.caches import BOUND, Given, Shape, case, error, reduced, rising, splits_for
+from tests.caches import BOUND, Given, Shape, case, error, members, reduced, rising, seats, splits_for
 from tests.cuda_on_cpu import Machine
 from tests.gpu import poisoned
 
@@ -30,20 +30,24 @@ CASES: list[tuple[Shape, int, tuple[int, int]]] = [  # B, H, K, S, L, D; tiles; 
 
 
 def given(shape: Shape) -> Given:
-    """As a graph has them: queries side by side, numbers of 64 bits."""
-    (q, k, v), seen = case(shape, torch.bfloat16, "cpu")
-    return (q.contiguous(), k, v), replace(seen, whole=seen.whole.long(), extent=seen.extent.long())
+    return as_in_graphs(*case(shape, torch.bfloat16, "cpu"))
+
+
+def as_in_graphs(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility) -> Given:
+    """Queries side by side, numbers of 64 bits."""
+    return (qkv[0].contiguous(), *qkv[1:]), replace(seen, whole=seen.whole.long(), extent=seen.extent.long())
 
 
 def attended(machine: Machine, qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, work: WorkSplit) -> Tensor:
     """With everything at once and with everything late, which is the same."""
-    q, k, v = qkv
-    later = int(seen.whole) * BLOCK  # the step itself may write these
-    machine.fresh = [q, *(head[later:] for cache in (k, v) for head in cache.flatten(0, 1) if later < len(head))]
+    machine.fresh = [qkv[0], seen.needed_L]
+    for (_, *caches), rule in members(qkv, seen):
+        later = int(rule.whole) * BLOCK  # the step itself may write these
+        machine.fresh += [head[later:] for cache in caches for head in cache.flatten(0, 1) if later < len(head)]
     made = []
     for machine.late in (0, 1, 2):
         with poisoned():
-            splits = splits_for(q, work)
+            splits = splits_for(qkv[0], work)
             hopper_attention.run(qkv, seen, splits, work)
         made.append(reduced(*splits))
     assert torch.equal(made[0], made[1])
@@ -62,6 +66,39 @@ def test_the_kernel_agrees_with_its_twin(
     out = attended(machine, qkv, seen, WorkSplit(row_tiles(*qkv[:2]), tiles, *splits))
     assert error(out, qkv, seen) < BOUND[torch.bfloat16]
     assert not out[:, :, -1].any()  # the padding row
+
+
+SEATS: list[tuple[Shape, int, tuple[int, int]]] = [
+    ((3, 4, 2, 12, 1216, 128), 1, (1, 1)),
+    ((4, 4, 2, 5, 704, 128), 1, (3, 3)),
+    ((2, 4, 1, 70, 704, 128), 2, (5, 2)),
+    ((3, 4, 4, 5, 1216, 64), 1, (2, 2)),
+]
+
+
+@pytest.mark.parametrize(("shape", "tiles", "splits"), SEATS, ids=str)
+def test_samples_that_differ_are_attended_with_as_if_alone(
+    shape: Shape, tiles: int, splits: tuple[int, int], machine: Machine
+) -> None:
+    """Slots, holes, extents and rows of the cache of their own; other rows are no numbers."""
+    qkv, seen = as_in_graphs(*seats(shape, torch.bfloat16, "cpu"))
+    out = attended(machine, qkv, seen, WorkSplit(row_tiles(*qkv[:2]), tiles, *splits))
+    for sample, (one, rule) in enumerate(members(qkv, seen)):
+        assert error(out[sample : sample + 1], one, rule) < BOUND[torch.bfloat16]
+    assert not out[:, :, -1].any() and out.isfinite().all()
+
+
+@pytest.mark.parametrize("chosen", range(16))
+def test_what_samples_share_need_not_be_said_for_each(chosen: int, machine: Machine) -> None:
+    """Any of slots, needed ones and counts may have a dimension for samples, or not."""
+    (q, k, v), seen = given((2, 4, 2, 9, 704, 128))
+    work = WorkSplit(1, 1, 2, 2)
+    wanted = attended(machine, (q, k, v), seen, work)
+    names = ("slots_S", "needed_L", "whole", "extent")
+    several = {name: torch.stack([getattr(seen, name)] * 2) for bit, name in enumerate(names) if chosen & (1 << bit)}
+    rows = torch.tensor([1, 0])
+    rule = replace(seen, **several, rows_B=rows)
+    assert torch.equal(attended(machine, (q[rows], k, v), rule, work), wanted[rows])
 
 
 def test_stages_are_used_again() -> None:

@@ -32,9 +32,9 @@ ORIENTATIONS = {"mcar": {False}, "wham": {False, True}}  # only one of them is l
 PROMPT, FEW, MANY = 70, 5, 24  # inputs of the calls: each has other kernels
 
 
-def _write_heads(heads: Heads, k: Tensor, v: Tensor, slots: Tensor, launch_next: bool) -> Tensor:
+def _write_heads(heads: Heads, k: Tensor, v: Tensor, slots: Tensor, rows: Tensor | None, launch_next: bool) -> Tensor:
     """In place of Triton's kernel."""
-    return reference.write_heads(heads, k, v, slots).contiguous()
+    return reference.write_heads(heads, k, v, slots, rows).contiguous()
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Visibility) -> Tensor:
@@ -50,7 +50,7 @@ def orientations(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> set[bool]
     found: set[bool] = set()
     machine.processors = 32
     monkeypatch.setattr(select, "serves", lambda x: True)
-    monkeypatch.setattr(select, "_triton", lambda operation, x: False)
+    monkeypatch.setattr(select, "by_triton", lambda operation, x: False)
     triton = SimpleNamespace(write_heads=_write_heads)
     monkeypatch.setitem(sys.modules, "diagonal.engine.kernels.triton.decode_step", triton)
     run = wgmma_gemm.run
@@ -90,7 +90,9 @@ def test_a_model_by_kernels_gives_the_logits_that_it_should(name: str, orientati
             needed[stop:] = NOWHERE
             numbers = (torch.tensor([number]) for number in (start // BLOCK, -(-stop // BLOCK)))
             seen = Visibility(slots[start:stop], needed, *numbers)
-            found.append(small(tokens[:, start:stop], slots[start:stop], DeviceStep(cache, seen, _attend, [])))
+            found.append(
+                small(tokens[:, start:stop], slots[start:stop], DeviceStep(cache, seen.slots_S, seen, _attend, []))
+            )
     logits = torch.cat(found, 1).float()
     wanted = exact[:, PROMPT - 9 :]
     assert (logits - wanted).norm() / wanted.norm() < 0.02

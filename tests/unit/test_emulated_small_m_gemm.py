@@ -122,7 +122,7 @@ def test_heads_are_made_rotated_and_written(
     assert config is not None and (head, rope is not None) == (config.HEAD, config.ROPE)
     machine.late, machine.fresh = late, [x, found[0], found[1]]
     with poisoned():
-        q = small_m_gemm.run_heads(asked, found[0], found[1], slots, config)
+        q = small_m_gemm.run_heads(asked, found[0], found[1], slots, None, config)
     others = caches.double()
     wanted = reference.write_heads(
         replace(asked, source=usual(x.double(), double(linear))), others[0], others[1], slots
@@ -132,3 +132,49 @@ def test_heads_are_made_rotated_and_written(
         assert (one.double() - other).abs().max() <= 4 * NEAREST * other.abs().max()
     left = [slot for slot in range(length) if slot not in slots.tolist()]
     assert torch.equal(found[:, :, :, left], caches[:, :, :, left])
+
+
+@pytest.mark.parametrize(("batch", "inputs", "turned"), [(4, 2, True), (3, 5, True), (2, 7, False), (5, 1, True)])
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("permuted", [False, True])
+def test_samples_have_slots_and_cache_rows_of_their_own(
+    batch: int, inputs: int, turned: bool, several: bool, permuted: bool, machine: Machine
+) -> None:
+    torch.manual_seed(inputs)
+    length, rows, x = 50, batch + 3, random(batch, inputs, 256, device="cpu")
+    linear = random_linear("rms", batch * inputs, 6 * 32, 256, "cpu")
+    slots = torch.stack([torch.randperm(length)[:inputs] for _ in range(batch)]) if several else torch.arange(inputs)
+    own = torch.randperm(rows)[:batch] if permuted else None
+    rope = rope_1d(slots, 32, 10000.0) if turned else None
+    asked = Heads(DeferredLinear(x, linear, make), 2, 32, rope)
+    caches = random(2, rows if permuted else batch, 2, length, 32, device="cpu")
+    found = caches.clone()
+    config = select.small_m_heads(asked, found[0], found[1], slots, own)
+    assert config is not None
+    machine.fresh = [x, found[0], found[1], slots]
+    with poisoned():
+        q = small_m_gemm.run_heads(asked, found[0], found[1], slots, own, config)
+    others = caches.double()
+    source = usual(x.double(), double(linear))
+    wanted = reference.write_heads(replace(asked, source=source), others[0], others[1], slots, own)
+    pairs: list[tuple[Tensor, Tensor]] = [(q, wanted), (found, others)]
+    for one, other in pairs:
+        assert (one.double() - other).abs().max() <= 4 * NEAREST * other.abs().max()
+    written = torch.zeros(caches.shape[1:4], dtype=torch.bool)
+    written[(torch.arange(batch) if own is None else own)[:, None], :, slots] = True
+    assert torch.equal(found[:, ~written], caches[:, ~written])
+
+
+def test_rows_and_slots_of_other_shapes_are_left_to_others(machine: Machine) -> None:
+    x, linear = random(2, 3, 256, device="cpu"), random_linear("rms", 6, 6 * 32, 256, "cpu")
+    slots, cache = torch.arange(3), random(2, 2, 50, 32, device="cpu")
+    asked = Heads(DeferredLinear(x, linear, make), 2, 32, rope_1d(slots, 32, 10000.0))
+    several = replace(asked, rope=rope_1d(slots.repeat(2, 1), 32, 10000.0))
+    rows = torch.tensor([1, 0])
+    for heads in (asked, several):
+        for one in (slots, slots.repeat(2, 1)):
+            assert select.small_m_heads(heads, cache, cache, one) is not None
+            assert select.small_m_heads(heads, cache, cache, one, rows) is not None
+            assert select.small_m_heads(heads, cache, cache, one, rows.int()) is None
+            assert select.small_m_heads(heads, cache[:1], cache[:1], one) is None
+        assert select.small_m_heads(heads, cache, cache, slots.repeat(3, 1)) is None

@@ -26,7 +26,8 @@ def _norm(width: int, dtype: torch.dtype) -> RMSNorm:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_layers_are_what_their_names_say(dtype: torch.dtype) -> None:
+def test_layers_are_what_their_names_say(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIAGONAL_KERNELS", "0")
     torch.manual_seed(1)
     x = torch.randn(5, 48, dtype=dtype)
     norm, mlp, layer_norm = _norm(48, dtype), SwiGLU(48, 64).to(dtype), LayerNorm(48).to(dtype)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.kernels import select
-from diagonal.engine.kernels.live import UNUSED, LiveFrame
+from diagonal.engine.kernels.live import LiveFrame
 from diagonal.engine.kernels.visibility import BLOCK, EVERYBODY, NOWHERE
+from diagonal.planning.frames import UNUSED
 from tests.live import Ring, frame_of, random_rows
 
 RINGS = [Ring(0, 6, 30), Ring(5, 40, 4), Ring(70, 64, 3), Ring(3, 13, 1)]

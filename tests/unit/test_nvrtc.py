@@ -163,7 +163,7 @@ def test_a_launch_that_fails_says_so(fake: Libraries) -> None:
 def test_a_file_is_compiled_for_the_gpu_with_its_constants(fake: Libraries) -> None:
     assert nvrtc.compile_image(b"source", "one.cu", {"K": 64, "ADD": 1}, DEVICE) == b"\0ab"
     assert fake.source == b"source"
-    assert fake.headers.keys() == {b"ptx.cuh", b"hopper.cuh", b"bf16.cuh"}
+    assert fake.headers.keys() == {b"ptx.cuh", b"hopper.cuh", b"bf16.cuh", b"noise.cuh"}
     assert b"bf16_t" in fake.headers[b"ptx.cuh"]
     assert fake.options[0] == "--gpu-architecture=sm_90a" and fake.options[-2:] == ["-DK=64", "-DADD=1"]
 

@@ -110,7 +110,7 @@ def test_a_layer_comes_to_it_with_its_norm_done(monkeypatch: pytest.MonkeyPatch)
         return made
 
     monkeypatch.setattr(select, "serves", lambda x: True)
-    monkeypatch.setattr(select, "_triton", lambda operation, x: False)
+    monkeypatch.setattr(select, "by_triton", lambda operation, x: False)
     monkeypatch.setattr(select, "small_m", lambda x, asked: None)
     monkeypatch.setattr(select, "wgmma", lambda x, asked: None if asked.norm else found)
     monkeypatch.setattr(wgmma_gemm, "run", run)

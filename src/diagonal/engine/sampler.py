@@ -1,18 +1,20 @@
-"""Draws tokens from logits: valid ids, temperature, top-k, top-p, one random generator per sample.
+"""Draws tokens from logits: valid ids, temperature, top-k, top-p, and Gumbel-max with noise by (seed, position, id).
 
-Every position of a sample has a random number of its own, which depends on the sample's seed alone: a batch gives what
-its members give, and two schedules with the same seed share their noise.
+The noise of a token is that of its position in the video, and depends on the sample's seed alone (`engine.noise`): a
+batch gives what its members give, and two schedules or two windowings with the same seed share their noise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from diagonal.engine import noise
 from diagonal.engine.kernels import select
+from diagonal.engine.kernels.targets import Targets
 from diagonal.planning.sampling import Sampling
 
 LIKELY = 256  # ids that nearly always hold the nucleus
@@ -25,66 +27,82 @@ class Sampler:
     sampling: Sampling
     ids_U2: Tensor  # valid ids [low, high) at each offset from the start of a frame
     prefix: int
-    generators: Sequence[torch.Generator]  # one per sample
-    _uniform_BL: Tensor | None = None  # a number for each position of the window
-    _ids_2L: Tensor | None = None  # valid ids at each position: the first, and the end
+    seeds_B: Tensor  # one per sample
+    _start: Tensor | None = None  # (): the position of the window's first slot
+    _ids_2L: Tensor | None = None  # valid ids in each slot: the first, and the end
 
-    def begin(self, length: int) -> None:
-        """Draw the random numbers of a window of so many positions, in place where there is room for them.
+    def begin(self, length: int, start: int) -> None:
+        """Take up a window of so many slots, the first of which has position `start` of the video. All tensors stay
+        where they are if there is room: captured graphs read them."""
+        if self._start is None:
+            self._start = torch.zeros((), dtype=torch.long, device=self.ids_U2.device)
+        if self._ids_2L is None or self._ids_2L.shape[1] < length:
+            slots = torch.arange(length, device=self.ids_U2.device)
+            self._ids_2L = self.ids_U2[(slots - self.prefix) % len(self.ids_U2)].t().contiguous()
+        self._start.fill_(start)
 
-        The token at position p uses number p, whichever step it is decoded in.
-        """
-        if self._uniform_BL is None or self._uniform_BL.shape[1] < length:
-            self._uniform_BL = torch.empty(len(self.generators), length, device=self.ids_U2.device)
-            positions = torch.arange(length, device=self.ids_U2.device)
-            self._ids_2L = self.ids_U2[(positions - self.prefix) % len(self.ids_U2)].t().contiguous()
-        for row_L, generator in zip(self._uniform_BL, self.generators, strict=True):
-            row_L[:length].uniform_(generator=generator)
+    def __call__(self, logits_BSV: Tensor, slots_S: Tensor) -> Tensor:
+        """The tokens in some slots of a window, (B, S)."""
+        draw = select.sampler(logits_BSV.device) or sample
+        drawn_R = draw(logits_BSV.flatten(0, 1), *self._targets(slots_S).by_row(), self.sampling)
+        return drawn_R.view(len(logits_BSV), -1)
 
-    def __call__(self, logits_BSV: Tensor, positions_S: Tensor) -> Tensor:
-        """The tokens at some positions of a window, (B, S)."""
-        ids_2L, uniform_BL = self._tables()
-        batch, ids_2S = len(logits_BSV), ids_2L[:, positions_S]
-        low_R, high_R = ids_2S if batch == 1 else ids_2S.repeat(1, batch)
-        uniform_R, draw = uniform_BL[:, positions_S].flatten(), select.sampler(logits_BSV.device) or sample
-        return draw(logits_BSV.flatten(0, 1), low_R, high_R, uniform_R, self.sampling).view(batch, -1)
+    def into(self, tokens_BL: Tensor, logits_BSV: Tensor, slots_S: Tensor) -> None:
+        """Write the tokens in some slots of a window to their places; one kernel where it is available."""
+        draw_into(tokens_BL, logits_BSV, self._targets(slots_S), self.sampling)
 
-    def into(self, tokens_BL: Tensor, logits_BSV: Tensor, positions_S: Tensor) -> None:
-        """Write the tokens at some positions of a window to their places; one kernel where it is available."""
-        if select.sampler(tokens_BL.device) is None:
-            tokens_BL[:, positions_S] = self(logits_BSV, positions_S)
-            return
-        select.sample_into(tokens_BL, logits_BSV, *self._tables(), positions_S, self.sampling)
+    def owned(self) -> Sampler:
+        """The same with seeds of its own, which may change."""
+        return replace(self, seeds_B=self.seeds_B.clone())
 
-    def _tables(self) -> tuple[Tensor, Tensor]:
-        if self._uniform_BL is None or self._ids_2L is None:
-            raise ValueError("no random numbers drawn yet; call begin(length) before the first step of a window")
-        return self._ids_2L, self._uniform_BL
+    def adopt(self, other: Sampler) -> None:
+        """Go on with the seeds of another, in place."""
+        self.seeds_B.copy_(other.seeds_B)
+
+    def _targets(self, slots_S: Tensor) -> Targets:
+        if self._start is None or self._ids_2L is None:
+            raise ValueError("no window begun yet; call begin(length, start) before the first step of a window")
+        return Targets(slots_S, slots_S + self._start, self.seeds_B, self._ids_2L)
 
 
-def generators(seed: int | Sequence[int], batch: int, device: torch.device) -> list[torch.Generator]:
+def seeds(seed: int | Sequence[int], batch: int, device: torch.device) -> Tensor:
     """One per sample: sample b has seed + b, or the b-th of several seeds."""
-    seeds = [seed + index for index in range(batch)] if isinstance(seed, int) else list(seed)
-    if len(seeds) != batch:
-        raise ValueError(f"{len(seeds)} seeds given for {batch} prompts")
-    if not all(0 <= one < 2**63 for one in seeds):
+    listed = [seed + index for index in range(batch)] if isinstance(seed, int) else list(seed)
+    if len(listed) != batch:
+        raise ValueError(f"{len(listed)} seeds given for {batch} prompts")
+    if not all(0 <= one < 2**63 for one in listed):
         raise ValueError(f"seed {seed} given; a seed is a whole number from 0 to 2^63 - 1")
-    return [torch.Generator(device).manual_seed(one) for one in seeds]
+    return torch.tensor(listed, dtype=torch.long, device=device)
 
 
-def sample(logits_RV: Tensor, low_R: Tensor, high_R: Tensor, uniform_R: Tensor, sampling: Sampling) -> Tensor:
+def draw_into(tokens_NL: Tensor, logits_BSV: Tensor, targets: Targets, sampling: Sampling) -> None:
+    """Draw a token for each row of logits and write it to its place; one kernel where it is available."""
+    write = sample_into if select.sampler(tokens_NL.device) is None else select.sample_into
+    write(tokens_NL, logits_BSV, targets, sampling)
+
+
+def sample_into(tokens_NL: Tensor, logits_BSV: Tensor, targets: Targets, sampling: Sampling) -> None:
+    """Draw a token for each row of logits and write it to its place: the twin of `select.sample_into`."""
+    drawn_R = sample(logits_BSV.flatten(0, 1), *targets.by_row(), sampling)
+    tokens_NL[targets.where] = drawn_R.view(targets.batch, targets.inputs)
+
+
+def sample(
+    logits_RV: Tensor, low_R: Tensor, high_R: Tensor, seeds_R: Tensor, positions_R: Tensor, sampling: Sampling
+) -> Tensor:
     """One id (R,) from each row, of those in [low, high).
 
-    The first id at which the cumulative probability of what the filters leave exceeds the row's uniform number in
-    [0, 1); at temperature 0 the first of the most likely ids. -1 if no valid id has a finite logit.
+    Of the ids that the filters leave, the one with the greatest exp(logit / temperature) / E(seed, position, id), E
+    exponential: that is a draw from their softmax. At temperature 0 the most likely id. Of equals the first. -1 if no
+    valid id has a finite logit.
     """
     logits_RV = valid_logits(logits_RV.float(), low_R, high_R)
     if sampling.temperature == 0:
         return torch.where(logits_RV.amax(-1) > -torch.inf, logits_RV.argmax(-1), -1)
-    cumulative_RV = weights(logits_RV, sampling).cumsum(-1, dtype=torch.float64)
-    whole_R1 = cumulative_RV[:, -1:]
-    drawn_R1 = torch.searchsorted(cumulative_RV, uniform_R[:, None] * whole_R1, right=True)
-    return torch.where(whole_R1 > 0, drawn_R1, -1).squeeze(-1)
+    scores_RV, keys_R = weights(logits_RV, sampling), noise.keys(seeds_R, positions_R)
+    # For all ids: to take out those that are left takes as long as their noise, and the question stops a device.
+    scores_RV /= noise.exponential(keys_R[:, None], torch.arange(logits_RV.shape[-1], device=logits_RV.device))
+    return torch.where(scores_RV.amax(-1) > 0, scores_RV.argmax(-1), -1)
 
 
 def valid_logits(logits_RV: Tensor, low_R: Tensor, high_R: Tensor) -> Tensor:

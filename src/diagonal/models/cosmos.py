@@ -218,6 +218,7 @@ class Block(nn.Module):
 class Cosmos(nn.Module):
     """The transformer. `slots_S` are sequence positions, in any order and number."""
 
+    relative_positions = False  # of frames in a window: none beyond it
     weight_map = WeightMap(
         prefixes=("transformer.", "model.", ""),
         keys={

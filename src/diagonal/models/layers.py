@@ -6,6 +6,7 @@ Models call these and never ask where they run: `engine.kernels.select` does.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Self
 
@@ -13,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from diagonal.engine.heads import Rope
-from diagonal.engine.kernels import select
-from diagonal.engine.kernels.select import OpenSum as OpenSum
+from diagonal.engine.kernels import select, select_latents
+from diagonal.engine.kernels.select_latents import OpenSum as OpenSum
 from diagonal.engine.linear import Activation, DeferredLinear, FusedLinear, Norm
 
 
@@ -142,17 +143,17 @@ def look_up(embedding: nn.Embedding, ids: Tensor) -> Tensor:
 
 def add_norm(total: OpenSum, gain: Tensor, shift: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x + gate * delta of an open sum, and its LayerNorm * gain + shift: one kernel where there is one for it."""
-    return select.add_norm(total, gain, shift, eps)
+    return select_latents.add_norm(total, gain, shift, eps)
 
 
 def open_sum(x: Tensor, delta: Tensor, gate: Tensor) -> OpenSum:
     """x + gate * delta, which may be left to the next `add_norm`."""
-    return select.open_sum(x, delta, gate)
+    return select_latents.open_sum(x, delta, gate)
 
 
 def text_attention(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, rows_B: Tensor) -> Tensor:
     """Attention to all rows of a text, (B, H, S, D); those from `rows_B` on are padding, all alike."""
-    return select.text_attention(q_BHSD, k_BHLD, v_BHLD, rows_B)
+    return select_latents.text_attention(q_BHSD, k_BHLD, v_BHLD, rows_B)
 
 
 def kept(keep: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -165,9 +166,15 @@ def frequencies(width: int, theta: float, device: torch.device) -> Tensor:
     return theta ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
 
 
-def rope_1d(slots_S: Tensor, head_dim: int, theta: float) -> Rope:
-    """cos and sin (S, D), or (B, S, D) of slots (B, S), of slot * theta^(-2i/D)."""
-    return cos_sin(slots_S.float()[..., None] * frequencies(head_dim, theta, slots_S.device))
+def rope_1d(positions: Tensor, head_dim: int, theta: float) -> Rope:
+    """cos and sin (S, D), or (B, S, D) of positions (B, S), of position * theta^(-2i/D).
+
+    Whole turns are dropped in float64: a live video counts its positions without end, and in float32 neighbours would
+    soon have the same angle.
+    """
+    exact = positions.cpu() if positions.device.type == "mps" else positions  # where there is no float64
+    angles = exact[..., None].double() * frequencies(head_dim, theta, exact.device).double()
+    return cos_sin((angles % (2 * math.pi)).float().to(positions.device))
 
 
 def cos_sin(angles: Tensor) -> Rope:

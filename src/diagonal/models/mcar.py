@@ -99,6 +99,7 @@ class Block(nn.Module):
 class MCAR(nn.Module):
     """The transformer. `slots_S` are sequence positions, in any order and number."""
 
+    relative_positions = True  # rotary ones: attention looks at differences alone
     weight_map = WeightMap(
         prefixes=("transformer.", ""),
         keys={

@@ -157,6 +157,7 @@ class Block(nn.Module):
 class WHAM(nn.Module):
     """The transformer. `slots_S` are sequence positions, in any order and number; the head is the embedding."""
 
+    relative_positions = False  # learned ones: none beyond the window
     weight_map = WeightMap(
         prefixes=("predictor.gpt_model.", "transformer.", ""),
         keys={"blocks.{}": ("transformer.h.{}",), "{}": ("transformer.{}",)},

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from diagonal.engine.attention import Plain
 from diagonal.engine.heads import LatentHeads, joined
-from diagonal.engine.kernels import select
+from diagonal.engine.kernels import select, select_latents
 from diagonal.engine.protocols import CacheSpec
 
 
@@ -143,9 +143,9 @@ class WindowLayer(Plain):
             return joined(self.attend(*heads.split()))
         k, v = (part[:, first : first + x.shape[1]] for part in (self.k, self.v))
         seen_k, seen_v = (part[:, : self.step.extent] for part in (self.k, self.v))
-        q = select.rope_latents(heads, k, v).to(self.k.dtype)
+        q = select_latents.rope_latents(heads, k, v).to(self.k.dtype)
         q_BHSD, k_BHLD, v_BHLD = (part.transpose(1, 2) for part in (q, seen_k, seen_v))
-        return joined(select.latent_attention(q_BHSD, k_BHLD, v_BHLD)).to(x.dtype)
+        return joined(select_latents.latent_attention(q_BHSD, k_BHLD, v_BHLD)).to(x.dtype)
 
     def _put(self, buffer: Tensor, new_BHSD: Tensor, past: Tensor) -> Tensor:
         """Write the new tokens; what is visible after it. Gradients reach the new tokens, and never the past."""

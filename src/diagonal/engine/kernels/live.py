@@ -15,8 +15,6 @@ from torch import Tensor
 
 from diagonal.engine.kernels.visibility import BLOCK, Visibility
 
-UNUSED = 2**31 - 1  # in a table of steps: an input whose output is not sampled
-
 
 @dataclass(frozen=True, slots=True)
 class LiveFrame:

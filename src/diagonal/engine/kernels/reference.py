@@ -9,8 +9,9 @@ from torch import Tensor
 from diagonal.engine.attention import causal
 from diagonal.engine.heads import Heads
 from diagonal.engine.heads import rms_norm as rms_norm
-from diagonal.engine.kernels.live import UNUSED, LiveFrame, LiveStep
+from diagonal.engine.kernels.live import LiveFrame, LiveStep
 from diagonal.engine.kernels.visibility import BLOCK, EVERYBODY, NOWHERE, Visibility
+from diagonal.planning.frames import UNUSED
 
 FP8_MOST = 448.0  # the greatest value of fp8 with 4 bits of exponent (e4m3)
 FP8_SIDE = 16  # GEMMs in fp8 on tensor cores take matrices whose sides are multiples of it

@@ -3,7 +3,8 @@
 Every function here is one operation of a model. It looks at shapes, types and the device, calls a kernel where there is
 one that can and is faster, and plain torch (`reference`) where there is none, under gradients, in torch.compile, and
 with DIAGONAL_KERNELS=0. What a kernel can take is said by its own module, its tuned constants by `tuning`; the table of
-all operations is in README.md. `recorded` tells what was chosen.
+all operations is in README.md. `recorded` tells what was chosen. What only diffusion transformers do has its choice in
+`select_latents`.
 
 Modules in Triton are imported where they are called: there may be no Triton.
 """
@@ -17,29 +18,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diagonal.engine.heads import Heads, LatentHeads
-from diagonal.engine.kernels import cudnn, reference, tuning
+from diagonal.engine.heads import Heads
+from diagonal.engine.kernels import cpu, reference, tuning
 from diagonal.engine.kernels.cuda import hopper_attention, nvrtc, register_sampling, small_m_gemm, wgmma_gemm
 from diagonal.engine.kernels.device import available, serves
 from diagonal.engine.kernels.live import LiveFrame, LiveStep
 from diagonal.engine.kernels.record import active, chosen, describe, recorded
+from diagonal.engine.kernels.targets import Targets
 from diagonal.engine.kernels.visibility import Visibility, attend_slots
 from diagonal.engine.linear import Activation, DeferredLinear, FusedLinear, Norm
 from diagonal.planning.sampling import Sampling
 
 __all__ = ["available", "describe", "recorded", "serves"]  # of other modules; everything below is an operation
 
-TORCH, TRITON, SDPA = "PyTorch", "Triton", "PyTorch SDPA"
+TORCH, TRITON, SDPA, CPU = "PyTorch", "Triton", "PyTorch SDPA", "C++"
 HALVES = (torch.bfloat16, torch.float16)
 FP8_CAPABILITY = (8, 9)  # the first whose tensor cores take fp8
 
-# What draws a token from each row of logits: (logits_RV, low_R, high_R, uniform_R, sampling).
-Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Sampling], Tensor]
-# x, delta and gate of x + gate * delta, which is still to be added.
-OpenSum = tuple[Tensor, Tensor | None, Tensor | None]
+# What draws a token from each row of logits: (logits_RV, low_R, high_R, seeds_R, positions_R, sampling).
+Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Sampling], Tensor]
 
 
-def _triton(operation: str, x: Tensor) -> bool:
+def by_triton(operation: str, x: Tensor) -> bool:
     """Whether Triton serves an operation that it can always make."""
     served = serves(x)
     chosen(operation, TRITON if served else TORCH)
@@ -48,7 +48,7 @@ def _triton(operation: str, x: Tensor) -> bool:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) * weight over the last dimension."""
-    if not _triton("RMS norm", x):
+    if not by_triton("RMS norm", x):
         return reference.rms_norm(x, weight, eps)
     from diagonal.engine.kernels.triton import pointwise
 
@@ -57,7 +57,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """(x - mean) / std * weight + bias over the last dimension."""
-    if not _triton("layer norm", x):
+    if not by_triton("layer norm", x):
         return reference.layer_norm(x, weight, bias, eps)
     from diagonal.engine.kernels.triton import pointwise
 
@@ -75,7 +75,7 @@ def activation(x: Tensor, act: Activation) -> Tensor:
     """f(x)."""
     if act is None:
         return x
-    if not _triton(f"activation ({act})", x):
+    if not by_triton(f"activation ({act})", x):
         return reference.silu_mul(x) if act == "silu" else reference.gelu(x)
     from diagonal.engine.kernels.triton import pointwise
 
@@ -84,7 +84,7 @@ def activation(x: Tensor, act: Activation) -> Tensor:
 
 def norm_silu(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:
     """silu of the RMS norm over the last dimension of x + plus."""
-    if not _triton("RMS norm + SiLU", x):
+    if not by_triton("RMS norm + SiLU", x):
         return reference.norm_silu(x, weight, eps, plus)
     from diagonal.engine.kernels.triton import pointwise
 
@@ -93,7 +93,7 @@ def norm_silu(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None)
 
 def add_bias(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
     """x + bias + other, with one bias for each place of the last dimension."""
-    if not _triton("bias + sum", x):
+    if not by_triton("bias + sum", x):
         return reference.add_bias(x, bias, other)
     from diagonal.engine.kernels.triton import pointwise
 
@@ -102,7 +102,7 @@ def add_bias(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
 
 def frame_norm(x_BTHWC: Tensor, weight: Tensor, bias: Tensor, eps: float, silu: bool) -> Tensor:
     """(x - mean) / std * weight + bias, mean and std over all of a frame; with SiLU behind it."""
-    if not _triton("frame norm", x_BTHWC):
+    if not by_triton("frame norm", x_BTHWC):
         return reference.frame_norm(x_BTHWC, weight, bias, eps, silu)
     from diagonal.engine.kernels.triton import frame_norm as kernels
 
@@ -111,7 +111,7 @@ def frame_norm(x_BTHWC: Tensor, weight: Tensor, bias: Tensor, eps: float, silu: 
 
 def group_norm_silu(x_NCHW: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
     """silu of (x - mean) / std * weight + bias, mean and std over a group of channels of a frame."""
-    if not x_NCHW.is_contiguous(memory_format=torch.channels_last) or not _triton("group norm + SiLU", x_NCHW):
+    if not x_NCHW.is_contiguous(memory_format=torch.channels_last) or not by_triton("group norm + SiLU", x_NCHW):
         return reference.group_norm_silu(x_NCHW, weight, bias, groups, eps)
     from diagonal.engine.kernels.triton import frame_norm as kernels
 
@@ -120,7 +120,7 @@ def group_norm_silu(x_NCHW: Tensor, weight: Tensor, bias: Tensor, groups: int, e
 
 def gather_rows(tables_TLC: Tensor, ids_N: Tensor) -> Tensor:
     """The rows with these ids of each table, (T, N, C)."""
-    if not _triton("gather rows", tables_TLC):
+    if not by_triton("gather rows", tables_TLC):
         return reference.gather_rows(tables_TLC, ids_N)
     from diagonal.engine.kernels.triton import decode_step
 
@@ -137,9 +137,8 @@ def embed(weight_VC: Tensor, ids: Tensor) -> Tensor:
 def next_step(
     rows_NR: Tensor, cursor: Tensor, fed_L: Tensor, tokens_BL: Tensor, inputs: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The row of a plan's table at the cursor, which moves on; the tokens that it begins with; and
-    `Visibility.needed_L` at its step."""
-    if not _triton("next step", rows_NR):
+    """The row of a plan's table at the cursor, which moves on, its tokens, and `Visibility.needed_L` at its step."""
+    if not by_triton("next step", rows_NR):
         return reference.next_step(rows_NR, cursor, fed_L, tokens_BL, inputs)
     from diagonal.engine.kernels.triton import decode_step
 
@@ -148,8 +147,11 @@ def next_step(
 
 def live_step(rows_NR: Tensor, cursor: Tensor, frame: LiveFrame, tokens_NL: Tensor, inputs: int) -> LiveStep:
     """The same of frames that samples decode together, each in its own ring: see `live`."""
-    chosen("live step", TORCH)
-    return reference.live_step(rows_NR, cursor, frame, tokens_NL, inputs)
+    if not by_triton("live step", rows_NR):
+        return reference.live_step(rows_NR, cursor, frame, tokens_NL, inputs)
+    from diagonal.engine.kernels.triton import live_step as kernels
+
+    return kernels.live_step(rows_NR, cursor, frame, tokens_NL, inputs)
 
 
 # Linear layers.
@@ -163,15 +165,18 @@ def linear(x: Tensor, asked: FusedLinear) -> Tensor:
     if small is not None:
         chosen(what, "CUDA small-M GEMM")
         return small_m_gemm.run(x, asked, small)
+    if not fused and cpu.serves(x) and (packed := cpu.linear.configure(x, asked)) is not None:
+        chosen(what, packed.kind)
+        return cpu.linear.run(x, asked, packed)
     x = x if asked.norm is None else norm(x, asked.norm)
     if fused:
         asked = replace(asked, norm=None)
-        config = wgmma(x, asked)
-        if config is not None:
+        if (config := wgmma(x, asked)) is not None:
             chosen(what, "CUDA wgmma GEMM")
             return wgmma_gemm.run(x, asked, config)
     residual, alone = asked.residual, asked.act is None and asked.bias_N is None
-    if fused and residual is None and asked.act == "gelu" and asked.bias_N is not None and not _autocast(x):
+    plain = fused and residual is None and not torch.is_autocast_enabled(x.device.type)
+    if plain and asked.act == "gelu" and asked.bias_N is not None:
         # Many tokens: cuBLAS has an epilogue for the tanh form, which saves two passes over the largest activations.
         chosen(what, "cuBLAS with GELU epilogue")
         made: Tensor = torch._addmm_activation(asked.bias_N, x.flatten(0, -2), asked.weight_NK.t(), use_gelu=True)
@@ -190,10 +195,6 @@ def _linear_name(x: Tensor, asked: FusedLinear) -> str:
         return "linear"
     rows, depth = asked.weight_NK.shape
     return f"linear {rows}x{depth}, {x.numel() // depth} tokens"
-
-
-def _autocast(x: Tensor) -> bool:
-    return torch.is_autocast_enabled(x.device.type)
 
 
 def small_m(x: Tensor, asked: FusedLinear) -> small_m_gemm.KernelConfig | None:
@@ -228,6 +229,10 @@ def int8_linear(
     x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None, residual: Tensor | None
 ) -> Tensor:
     """x (W * scale)^T + bias + residual. Many tokens and float32 are left to plain torch."""
+    asked = FusedLinear(weight_NK, bias_N, residual=residual)
+    if cpu.serves(x) and (packed := cpu.linear.configure(x, asked, scale_N)) is not None:
+        chosen("int8 linear", packed.kind)
+        return cpu.linear.run(x, asked, packed)
     alike = all(one is None or one.dtype == x.dtype for one in (bias_N, residual))  # not so under autocast
     fits = serves(x) and alike and x.dtype in HALVES
     few = fits and x.numel() // x.shape[-1] <= tuning.of(x.device).int8.rows
@@ -257,38 +262,43 @@ def fp8_linear(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | N
 
 
 def write_heads(heads: Heads, k_NKLD: Tensor, v_NKLD: Tensor, slots_S: Tensor, rows_B: Tensor | None = None) -> Tensor:
-    """Norm and rotate queries and keys, write keys and values to their slots of the cache, and return the queries
-    (B, H, S, D); in one kernel with the linear layer before it, if that is deferred and fits. Slots are (B, S) where
-    samples differ; `rows_B` are their rows of the cache, None for the first ones in order."""
+    """Norm and rotate queries and keys, write keys and values to their slots of the samples' rows of the cache, and
+    return the queries (B, H, S, D); in one kernel with the linear layer before it, if that is deferred and fits."""
     cache, tokens = (k_NKLD, v_NKLD), heads.given.shape[0] * heads.given.shape[1]
     what = f"RoPE and cache write, {tokens} tokens" if active() else "RoPE and cache write"
-    if not serves(heads.given) or slots_S.ndim > 1 or rows_B is not None:
+    fused = serves(heads.given)
+    if not fused and cpu.serves(heads.given) and cpu.linear.supports_heads(heads, *cache):
+        chosen(what, CPU)
+        return cpu.linear.run_heads(heads, *cache, slots_S, cpu.linear.configure_heads(heads), rows_B)
+    if not fused:
         chosen(what, TORCH)
         return reference.write_heads(heads, *cache, slots_S, rows_B)
-    config = small_m_heads(heads, *cache, slots_S)
-    if config is not None:
+    if (config := small_m_heads(heads, *cache, slots_S, rows_B)) is not None:
         chosen(what, "CUDA small-M GEMM")
-        return small_m_gemm.run_heads(heads, *cache, slots_S, config)
+        return small_m_gemm.run_heads(heads, *cache, slots_S, rows_B, config)
     chosen(what, TRITON)
     from diagonal.engine.kernels.triton import decode_step
 
     launch_next = hopper_attention.supports(heads.head_dim, k_NKLD)
-    return decode_step.write_heads(heads, *cache, slots_S, launch_next)
+    return decode_step.write_heads(heads, *cache, slots_S, rows_B, launch_next)
 
 
-def small_m_heads(heads: Heads, k_BKLD: Tensor, v_BKLD: Tensor, slots_S: Tensor) -> small_m_gemm.KernelConfig | None:
+def small_m_heads(
+    heads: Heads, k_NKLD: Tensor, v_NKLD: Tensor, slots_S: Tensor, rows_B: Tensor | None = None
+) -> small_m_gemm.KernelConfig | None:
     """The small-M GEMM for a deferred layer of heads with RoPE and the cache write; None where it cannot."""
-    source = heads.source
-    if not isinstance(source, DeferredLinear) or not small_m_gemm.supports_heads(heads, k_BKLD, v_BKLD, slots_S):
-        return None
-    config = small_m(source.x, source.linear)
-    launch_next = hopper_attention.supports(heads.head_dim, k_BKLD)
+    fits = small_m_gemm.supports_heads(heads, k_NKLD, v_NKLD, slots_S, rows_B)
+    config = small_m(heads.source.x, heads.source.linear) if fits and isinstance(heads.source, DeferredLinear) else None
+    launch_next = hopper_attention.supports(heads.head_dim, k_NKLD)
     return None if config is None else small_m_gemm.configure_heads(config, heads, launch_next)
 
 
 def decode_attention(q_BHSD: Tensor, k_NKLD: Tensor, v_NKLD: Tensor, seen: Visibility) -> Tensor:
     """softmax(q k^T / sqrt(D)) v over what each query of a decode step sees, (B, H, S, D)."""
     what = f"decode attention, {q_BHSD.shape[2]} queries" if active() else "decode attention"
+    if cpu.serves(q_BHSD) and cpu.attention.supports(q_BHSD, k_NKLD, v_NKLD, seen):
+        chosen(what, CPU)
+        return cpu.attention.attend(q_BHSD, k_NKLD, v_NKLD, seen)
     if not available(q_BHSD.device):
         chosen(what, TORCH)
         return attend_slots(q_BHSD, k_NKLD, v_NKLD, seen)
@@ -304,8 +314,7 @@ def decode_attention(q_BHSD: Tensor, k_NKLD: Tensor, v_NKLD: Tensor, seen: Visib
     chosen(what, "CUDA Hopper split-KV" if lse is not None else "CUDA Hopper, one split")
     if lse is None:
         return values.transpose(1, 2)
-    out_BSHD = q_BHSD.new_empty(values.shape[1:])
-    return split_kv.reduce(values, lse, scales, out_BSHD, multiprocessors).transpose(1, 2)
+    return split_kv.reduce(values, lse, scales, q_BHSD.new_empty(values.shape[1:]), multiprocessors).transpose(1, 2)
 
 
 def prefill_attention(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
@@ -324,77 +333,28 @@ def sampler(device: torch.device) -> Draw | None:
     return _sample if available(device) else None
 
 
-def _sample(logits_RV: Tensor, low_R: Tensor, high_R: Tensor, uniform_R: Tensor, sampling: Sampling) -> Tensor:
-    drawn_R = torch.empty(len(logits_RV), dtype=torch.long, device=logits_RV.device)
-    _draw(logits_RV, (low_R, high_R, uniform_R[None], None, drawn_R[None]), sampling)
+def _sample(
+    logits_RV: Tensor, low_R: Tensor, high_R: Tensor, seeds_R: Tensor, positions_R: Tensor, sampling: Sampling
+) -> Tensor:
+    """Rows are samples of one token each, in a slot of its own of the one row of tokens."""
+    drawn_R, slots_R = torch.empty_like(seeds_R), torch.arange(len(logits_RV), device=logits_RV.device)
+    ids_2R, rows_R = torch.stack([low_R, high_R]), torch.zeros_like(slots_R)
+    targets = Targets(slots_R[:, None], positions_R[:, None], seeds_R, ids_2R, rows_R)
+    sample_into(drawn_R[None], logits_RV[:, None], targets, sampling)
     return drawn_R
 
 
-def sample_into(
-    tokens_BL: Tensor, logits_BSV: Tensor, ids_2L: Tensor, uniform_BL: Tensor, positions_S: Tensor, sampling: Sampling
-) -> None:
-    """Draw the tokens at some positions and write them there: ids and random numbers are found by position too."""
-    _draw(logits_BSV.flatten(0, 1), (ids_2L[0], ids_2L[1], uniform_BL, positions_S, tokens_BL), sampling)
-
-
-def _draw(logits_RV: Tensor, tables: register_sampling.Tables, sampling: Sampling) -> None:
-    """One id from each row."""
-    if logits_RV.stride(1) != 1:
-        raise ValueError(f"logits with strides {logits_RV.stride()} given; a row's ids must lie side by side")
-    able = register_sampling.able(logits_RV.device) and register_sampling.reads(tables)
+def sample_into(tokens_NL: Tensor, logits_BSV: Tensor, targets: Targets, sampling: Sampling) -> None:
+    """Draw a token for each row of logits and write it to its place."""
+    if logits_BSV.stride(2) != 1:
+        raise ValueError(f"logits with strides {logits_BSV.stride()} given; a row's ids must lie side by side")
+    assert logits_BSV.shape[:2] == (targets.batch, targets.inputs), "a row of logits for each target"
+    logits_RV = logits_BSV.flatten(0, 1)
+    able = register_sampling.able(logits_RV.device) and register_sampling.reads(tokens_NL, targets)
     config = register_sampling.configure(logits_RV, sampling) if able else None
     chosen("sampling", "Triton" if config is None else "CUDA, rows in registers")
     if config is not None:
-        return register_sampling.run(logits_RV, tables, sampling, config)
+        return register_sampling.run(tokens_NL, logits_RV, targets, sampling, config)
     from diagonal.engine.kernels.triton import sampling as kernels
 
-    return kernels.draw(logits_RV, tables, sampling)
-
-
-# Diffusion transformers.
-
-
-def add_norm(total: OpenSum, gain: Tensor, shift: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x + gate * delta, and its LayerNorm * gain + shift."""
-    if not _triton("gated sum + layer norm", total[0]):
-        return reference.add_norm(*total, gain, shift, eps)
-    from diagonal.engine.kernels.triton import latents
-
-    return latents.add_norm(*total, gain, shift, eps)
-
-
-def open_sum(x: Tensor, delta: Tensor, gate: Tensor) -> OpenSum:
-    """x + gate * delta, left open where the kernel of the next norm adds it too."""
-    chosen("gated sum", "in the kernel of the next norm" if serves(x) else TORCH)
-    return (x, delta, gate) if serves(x) else (reference.add_gated(x, delta, gate), None, None)
-
-
-def text_attention(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, rows_B: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(D)) v over all rows of a text, of which those from `rows` on are padding, all alike."""
-    dtype = q_BHSD.dtype
-    if dtype in HALVES and dtype == k_BHLD.dtype == v_BHLD.dtype and serves(q_BHSD):
-        from diagonal.engine.kernels.triton import split_kv, text_attention
-
-        if q_BHSD.shape[3] in split_kv.HEAD_DIMS:
-            chosen("text attention", TRITON)
-            return text_attention.attend_text(q_BHSD, k_BHLD, v_BHLD, rows_B)
-    chosen("text attention", TORCH)
-    return F.scaled_dot_product_attention(q_BHSD, k_BHLD, v_BHLD)
-
-
-def rope_latents(heads: LatentHeads, k_out_BSHD: Tensor, v_out_BSHD: Tensor) -> Tensor:
-    """Queries (B, S, H, D), normed and rotated; keys, also those, and values are written to the outputs. Only for
-    tensors that kernels serve: plain torch has gradients to keep."""
-    from diagonal.engine.kernels.triton import latents
-
-    chosen("latent RoPE and cache write", TRITON)
-    return latents.rope(heads, k_out_BSHD, v_out_BSHD)
-
-
-def latent_attention(q_BHSD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor) -> Tensor:
-    """Attention of the queries of a call to all keys, (B, H, S, D); their keys may be split."""
-    splits = cudnn.splits_for(q_BHSD, k_BHLD) if serves(q_BHSD) else 1
-    chosen("latent attention", SDPA if splits == 1 else f"cuDNN, {splits} splits reduced by Triton")
-    if splits == 1:
-        return F.scaled_dot_product_attention(q_BHSD, k_BHLD, v_BHLD)
-    return cudnn.attend(q_BHSD, k_BHLD, v_BHLD, splits)
+    return kernels.draw(tokens_NL, logits_RV, targets, sampling)

@@ -135,7 +135,17 @@ class Table:
     sampling: RegisterSampling = field(default_factory=RegisterSampling)
 
 
+@dataclass(slots=True)
+class CPU:
+    """`cpu.linear`, on any CPU."""
+
+    # Tokens, at most. With more of bfloat16 oneDNN is faster; in float32 it takes twice as long, up to 772 at least.
+    tokens: int = 1024
+    half_tokens: int = 16
+
+
 HOPPER = Table()
+PROCESSOR = CPU()
 BY_CAPABILITY = {9: HOPPER}  # by the major number of the compute capability
 
 

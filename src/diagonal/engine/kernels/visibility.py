@@ -24,6 +24,11 @@ def whole_blocks(length: int) -> int:
     return -(-length // BLOCK) * BLOCK
 
 
+def sample_stride(numbers: Tensor) -> int:
+    """Of a step's numbers, for kernels: from those of a sample to those of the next one, 0 where all share them."""
+    return 0 if numbers.ndim == 1 else numbers.stride(0)
+
+
 @dataclass(frozen=True, slots=True)
 class Visibility:
     """The rule of one step. All of it lies on the device, so that a captured graph serves every step of its width.
@@ -50,9 +55,15 @@ class Visibility:
         return self.needed_L[..., None, :] <= self.slots_S[..., None]
 
     @property
+    def strides(self) -> tuple[int, int, int, int]:
+        """From a sample's slots, needed ones, `whole` and `extent` to those of the next sample."""
+        slots, needed, whole, extent = map(sample_stride, (self.slots_S, self.needed_L, self.whole, self.extent))
+        return slots, needed, whole, extent
+
+    @property
     def shared(self) -> bool:
         """Whether one rule is that of all samples."""
-        return self.slots_S.ndim == self.needed_L.ndim == self.extent.ndim == 1 and self.rows_B is None
+        return not any(self.strides) and self.rows_B is None
 
     def of(self, sample: int) -> Visibility:
         """The rule of one sample, which has row 0 of the cache."""

@@ -7,6 +7,7 @@ used again without clearing it.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,12 @@ class KVCache:
         self.spec = spec
         self.k = torch.zeros(shape, device=device, dtype=dtype)
         self.v = torch.zeros(shape, device=device, dtype=dtype)
+
+    def row(self, index: int) -> KVCache:
+        """One row of it, as a cache of batch 1 on the same memory."""
+        other = copy(self)
+        other.k, other.v = self.k[:, index : index + 1], self.v[:, index : index + 1]
+        return other
 
     @property
     def batch(self) -> int:

@@ -34,10 +34,11 @@ class Frame:
 
 
 def decode(
-    runner: Runner, plan: Plan, tokens_BL: Tensor, on_step: Callable[[], object] = lambda: None
+    runner: Runner, plan: Plan, tokens_BL: Tensor, on_step: Callable[[], object] = lambda: None, start: int = 0
 ) -> Iterator[Frame]:
-    """Fill in the unknown cells of `tokens_BL` step by step; the known ones must be there already."""
-    grid, tokens = plan.layout.grid, runner.begin(plan, tokens_BL)
+    """Fill in the unknown cells of `tokens_BL` step by step; the known ones must be there already. The first has
+    position `start` of the video."""
+    grid, tokens = plan.layout.grid, runner.begin(plan, tokens_BL, start)
     for index, done in enumerate(_finished(plan)):
         with torch.inference_mode(), sdpa_kernel(KERNELS):
             runner.step(index)
@@ -117,7 +118,7 @@ def rollout(
     for span, plan in windows:
         units = video.units_BTU[:, span.start : span.stop]
         tokens = torch.cat([video.prefix_BP, units.flatten(1)], dim=1)
-        for frame in decode(runner, plan, tokens, on_step):
+        for frame in decode(runner, plan, tokens, on_step, span.start * video.layout.unit):
             index = span.start + frame.index
             video.units_BTU[:, index, :cells] = frame.tokens.flatten(1)
             if index:

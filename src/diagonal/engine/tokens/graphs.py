@@ -23,6 +23,7 @@ from torch import Tensor
 from diagonal.engine.attention import SlotMaker
 from diagonal.engine.heads import Heads, joined
 from diagonal.engine.kernels import select
+from diagonal.engine.kernels.reference import write_slots
 from diagonal.engine.kernels.visibility import BLOCK, Visibility
 from diagonal.engine.sampler import Sampler
 from diagonal.engine.tokens.cache import KVCache
@@ -37,6 +38,8 @@ WIDTHS: tuple[int, ...] = (1, *range(2, 17, 2), *range(24, 129, 8))
 
 # Attention of a step's queries to the cache: `kernels.select.decode_attention`, or its reference in plain torch.
 Attend = Callable[[Tensor, Tensor, Tensor, Visibility], Tensor]
+# The width that a step is padded to.
+Pad = Callable[[int], int]
 
 
 def padded(width: int) -> int:
@@ -60,13 +63,18 @@ class Table:
         return tokens_BS, write, Visibility(slots, needed_L, whole, extent)
 
 
-def tables(plan: Plan, device: torch.device) -> dict[int, Table]:
+def exact(width: int) -> int:
+    """No padding: what a CPU wants, where every row costs and nothing is captured."""
+    return width
+
+
+def tables(plan: Plan, device: torch.device, pad: Pad = padded) -> dict[int, Table]:
     """The steps of a plan but the first, which feeds the prompt, by padded width."""
     groups: dict[int, list[IntArray]] = defaultdict(list)
     fed = _fed_blocks(plan)
     unused = plan.layout.length  # where outputs go that nobody asked for
     for index, step in enumerate(plan.steps[1:], 1):
-        width = padded(len(step.read))
+        width = pad(len(step.read))
         inputs = (step.read, step.slot, np.where(step.write == NONE, unused, step.write))
         repeated = [np.concatenate([part, np.full(width - len(part), part[0])]) for part in inputs]
         groups[width].append(np.concatenate([*repeated, _blocks_seen(*fed, index, int(step.slot.min())), [index]]))
@@ -97,14 +105,17 @@ class DeviceStep:
     """The cache as a step on the device sees it."""
 
     cache: KVCache
+    slots_S: Tensor  # that the step writes
     seen: Visibility
     attend: Attend
-    made: list[Tensor]  # rows for all slots of the cache, once they were asked for
+    made: list[Tensor] | None = None  # rows for all slots, once they were asked for; None: positions are no slots
 
     def layer(self, index: int) -> DeviceLayer:
         return DeviceLayer(self.cache.k[index], self.cache.v[index], self)
 
     def by_slot(self, make: SlotMaker, slots_S: Tensor) -> tuple[Tensor, ...]:
+        if self.made is None:
+            return make(slots_S)
         if not self.made:
             parts = make(torch.arange(self.cache.length, device=slots_S.device))
             alike = len({part.shape for part in parts}) == 1
@@ -121,13 +132,13 @@ class DeviceLayer:
     step: DeviceStep
 
     def attend(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
-        slots_S = self.step.seen.slots_S
-        self.k.index_copy_(2, slots_S, k_BKSD.to(self.k.dtype))
-        self.v.index_copy_(2, slots_S, v_BKSD.to(self.v.dtype))
+        write_slots(self.k, k_BKSD, self.step.slots_S, self.step.seen.rows_B)
+        write_slots(self.v, v_BKSD, self.step.slots_S, self.step.seen.rows_B)
         return self._mixed(q_BHSD)
 
     def attend_heads(self, heads: Heads) -> Tensor:
-        return joined(self._mixed(select.write_heads(heads, self.k, self.v, self.step.seen.slots_S)))
+        step = self.step
+        return joined(self._mixed(select.write_heads(heads, self.k, self.v, step.slots_S, step.seen.rows_B)))
 
     def _mixed(self, q_BHSD: Tensor) -> Tensor:
         return self.step.attend(q_BHSD.to(self.k.dtype), self.k, self.v, self.step.seen).to(q_BHSD.dtype)
@@ -138,9 +149,11 @@ class Graphs:
 
     lasting = True
 
-    def __init__(self, model: TokenModel, cache: KVCache, sampler: Sampler, attend: Attend, capture: bool) -> None:
-        self._model, self._cache, self._sampler, self._attend = model, cache, sampler, attend
-        self._capture, self._prompt = capture, Eager(model, cache, sampler)
+    def __init__(
+        self, model: TokenModel, cache: KVCache, sampler: Sampler, attend: Attend, capture: bool, pad: Pad = padded
+    ) -> None:
+        self._model, self._cache, self._sampler, self._attend = model, cache, sampler.owned(), attend
+        self._capture, self._prompt, self._pad = capture, Eager(model, cache, self._sampler), pad
         self._tokens_BL = torch.zeros(cache.batch, cache.length + 1, dtype=torch.long, device=cache.k.device)
         self._fed_L = torch.full((cache.length,), NEVER, dtype=torch.int32, device=cache.k.device)
         self._uploaded: dict[Plan, tuple[Tensor, dict[int, Table]]] = {}
@@ -150,16 +163,16 @@ class Graphs:
 
     def adopt(self, sampler: Sampler) -> None:
         """Go on with the seeds of another sampler of the same kind; what is captured stays."""
-        self._sampler.generators = sampler.generators
+        self._sampler.adopt(sampler)
 
-    def begin(self, plan: Plan, tokens_BL: Tensor) -> Tensor:
+    def begin(self, plan: Plan, tokens_BL: Tensor, start: int) -> Tensor:
         """Take up a window: its plan with all cursors at the start, and its tokens, decoded in the returned copy."""
         length = plan.layout.length
-        tokens = self._prompt.begin(plan, self._tokens_BL[:, :length])
+        tokens = self._prompt.begin(plan, self._tokens_BL[:, :length], start)
         tokens.copy_(tokens_BL)
         if plan not in self._uploaded:
             fed = torch.from_numpy(plan.first_fed).to(self._fed_L)
-            self._uploaded[plan] = (fed, tables(plan, self._cache.k.device))
+            self._uploaded[plan] = (fed, tables(plan, self._cache.k.device, self._pad))
         self._plan, (fed, self._tables) = plan, self._uploaded[plan]
         self._fed_L.fill_(NEVER)
         self._fed_L[:length] = fed
@@ -172,7 +185,7 @@ class Graphs:
         if index == 0:
             self._prompt.step(0)
             return
-        table = self._tables[padded(len(self._plan.steps[index].read))]
+        table = self._tables[self._pad(len(self._plan.steps[index].read))]
         if not self._capture:
             self._run(table)
         elif id(table) in self._captured:
@@ -183,7 +196,7 @@ class Graphs:
     def _run(self, table: Table) -> None:
         """What is captured: everything that happens in a step."""
         tokens_BS, write, seen = table.next(self._fed_L, self._tokens_BL)
-        memory = DeviceStep(self._cache, seen, self._attend, self._by_slot)
+        memory = DeviceStep(self._cache, seen.slots_S, seen, self._attend, self._by_slot)
         logits_BSV = self._model(tokens_BS, seen.slots_S, memory)
         self._sampler.into(self._tokens_BL, logits_BSV, write)
 

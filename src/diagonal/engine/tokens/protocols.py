@@ -33,7 +33,10 @@ class TokenMemory(Protocol):
 
 
 class TokenModel(Protocol):
-    """A causal transformer over token ids. Knows nothing of grids, schedules or caches."""
+    """A causal transformer over token ids. Knows nothing of grids, schedules or caches.
+
+    `slots_S` are positions in the sequence; they have one more dimension in front, (B, S), where samples differ.
+    """
 
     @property
     def cache_spec(self) -> CacheSpec: ...

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from diagonal.engine.attention import bias
 from diagonal.engine.kernels import select
+from diagonal.engine.kernels.cpu import on_cpu
 from diagonal.engine.sampler import Sampler
 from diagonal.engine.tokens.cache import CacheStep, KVCache
 from diagonal.engine.tokens.protocols import TokenModel
@@ -37,8 +38,9 @@ class Runner(Protocol):
         """Go on with the seeds of another sampler of the same kind."""
         ...
 
-    def begin(self, plan: Plan, tokens_BL: Tensor) -> Tensor:
-        """Take up a plan and the tokens of its window; returns the tensor in which they will be decoded."""
+    def begin(self, plan: Plan, tokens_BL: Tensor, start: int) -> Tensor:
+        """Take up a plan and the tokens of its window, which begins at position `start` of the video; returns the
+        tensor in which they will be decoded."""
         ...
 
     def step(self, index: int) -> None:
@@ -57,10 +59,10 @@ class Eager:
     def adopt(self, sampler: Sampler) -> None:
         self._sampler = sampler
 
-    def begin(self, plan: Plan, tokens_BL: Tensor) -> Tensor:
+    def begin(self, plan: Plan, tokens_BL: Tensor, start: int) -> Tensor:
         if self._cache.length < plan.layout.length:
             raise ValueError(f"the plan needs {plan.layout.length} cache slots, the cache has {self._cache.length}")
-        self._sampler.begin(self._cache.length + 1)  # and one for outputs that nobody asked for (graphs.py)
+        self._sampler.begin(self._cache.length + 1, start)  # and one for outputs that nobody asked for (graphs.py)
         self._plan, self._first_fed, self._extent = plan, plan.first_fed, 0
         self._tokens_BL = tokens_BL
         return tokens_BL
@@ -89,12 +91,15 @@ class Eager:
 
 
 def make_runner(model: TokenModel, cache: KVCache, sampler: Sampler) -> Runner:
-    """Captured graphs where the kernels are available, eager steps elsewhere."""
-    if not select.available(cache.k.device):
+    """Captured graphs where the kernels are available, the same steps uncaptured and unpadded where those for a CPU
+    are, eager steps elsewhere."""
+    on_gpu = select.available(cache.k.device)
+    if not on_gpu and not on_cpu(cache.k.device):
         return Eager(model, cache, sampler)
-    from diagonal.engine.tokens.graphs import Graphs
+    from diagonal.engine.tokens.graphs import Graphs, exact, padded
 
-    return Graphs(model, cache, sampler, select.decode_attention, capture=True)
+    pad = padded if on_gpu else exact
+    return Graphs(model, cache, sampler, select.decode_attention, capture=on_gpu, pad=pad)
 
 
 @dataclass(frozen=True, slots=True)

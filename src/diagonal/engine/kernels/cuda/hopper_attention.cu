@@ -19,7 +19,9 @@
 // QK_0, ... of the operands after them, and PV_ the same.
 //
 // When it is launched: `tiles` of a key head of a sample; of these the first, which have one row tile more if not all have the
-// same number, have `more` splits, the others `fewer`.
+// same number, have `more` splits, the others `fewer`. Samples share slots, needed ones, `whole` and `extent`, or each has its own:
+// `..._sample` lies between those of one and of the next, 0 where they share them. The keys of a sample are in row cache_rows[sample]
+// of the cache, or in row `sample` where there are none.
 
 #include "hopper.cuh"
 #include "bf16.cuh"
@@ -29,7 +31,8 @@ constexpr int THREADS = CONSUMERS + (PAIRED ? 32 : 128);  // registers are reall
 constexpr int QUERIES = 64 / GROUP / 8 * 8;  // of a row tile
 constexpr int BLOCK = 64, TILE_BLOCKS = KEYS / BLOCK;  // slots that `whole` and `extent` count; of these in a KV tile
 constexpr int Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2;
-constexpr int NEVER = 0x7fffffff;
+constexpr int NEVER = 0x7fffffff, EVERYBODY = -(1 << 29);  // slots count from anywhere between them
+constexpr int PADDING = -NEVER - 1;  // the slot of a row that sees nothing, as all before EVERYBODY
 constexpr float RESCALE_ABOVE = 8.f;  // weights are below 2^8
 constexpr unsigned ALL = 0xffffffffu;
 
@@ -42,14 +45,15 @@ __device__ __forceinline__ void pv(float (&s)[D / 2], const pair_t* p, u64 v) { 
 
 extern "C" __global__ void __launch_bounds__(THREADS, PAIRED ? 2 : 1)
 attend(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k, const __grid_constant__ TensorMap v,
-       const long long* slots, const int* needed, const long long* whole, const long long* extent, bf16_t* out, float* lse,
-       float* scales, int queries, int length, int kv_heads, int tiles, int more, int fewer, float scale) {
+       const long long* slots, const int* needed, const long long* whole, const long long* extent,
+       const long long* cache_rows, bf16_t* out, float* lse, float* scales, int queries, int length, int kv_heads, int tiles,
+       int more, int fewer, int slots_sample, int needed_sample, int whole_sample, int extent_sample, float scale) {
   extern __shared__ __align__(1024) char memory[];
   const unsigned qs = shared_address(memory), ks = qs + Q_BYTES, vs = ks + STAGES * KV_BYTES, ns = vs + STAGES * KV_BYTES;
   const unsigned q_full = ns + STAGES * KEYS * 4, k_full = q_full + 8, k_empty = k_full + 8 * STAGES;
   const unsigned v_full = k_empty + 8 * STAGES, v_empty = v_full + 8 * STAGES;
   const int group = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-  const int batch_head = blockIdx.y, blocks = (queries + QUERIES - 1) / QUERIES, level = (blocks - 1) / tiles;
+  const int batch_head = blockIdx.y, sample = batch_head / kv_heads, blocks = (queries + QUERIES - 1) / QUERIES, level = (blocks - 1) / tiles;
   const int longer = blocks - level * tiles, behind = (int)blockIdx.x - longer * more;  // tiles with a row tile on the last level
   const int tile = CAUSAL ? gridDim.x - 1 - blockIdx.x : behind < 0 ? blockIdx.x / more : longer + behind / fewer;
   const int splits = CAUSAL || behind >= 0 ? fewer : more, split = CAUSAL ? 0 : (behind < 0 ? (int)blockIdx.x : behind) % splits;
@@ -67,12 +71,12 @@ attend(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
   }
   __syncthreads();
 
-  // KV tiles that all queries see wholly, then others. How many, and the keys and values of the former, were written before this
-  // step's first layer: they are loaded while the kernel before still runs. In a prefill, whose queries see themselves and those
+  // KV tiles that all queries see wholly, then others. How many, in which row, and the keys and values of the former, were written
+  // before this step's first layer: they are loaded while the kernel before still runs. In a prefill, whose queries see themselves and those
   // before them, every tile has counts of its own, and must wait.
   const int first = tile * GROUPS * QUERIES;  // query of a prefill's tile
-  const int written = CAUSAL ? (min(first + GROUPS * QUERIES, queries) - 1) / BLOCK + 1 : (int)*extent;
-  const int kv_tiles = (written + TILE_BLOCKS - 1) / TILE_BLOCKS, unmasked = CAUSAL ? (first + 1) / KEYS : (int)*whole / TILE_BLOCKS;
+  const int written = CAUSAL ? (min(first + GROUPS * QUERIES, queries) - 1) / BLOCK + 1 : (int)extent[sample * extent_sample];
+  const int kv_tiles = (written + TILE_BLOCKS - 1) / TILE_BLOCKS, unmasked = CAUSAL ? (first + 1) / KEYS : (int)whole[sample * whole_sample] / TILE_BLOCKS;
   auto of_split = [&](int all) { return all > split ? (all - split + splits - 1) / splits : 0; };
   const int count = of_split(kv_tiles), unmasked_count = of_split(unmasked);
   auto kv_tile_of = [&](int n) { return split + n * splits; };
@@ -82,12 +86,14 @@ attend(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     setmaxnreg_dec<FEWER_REGISTERS>();
 #endif
     if (threadIdx.x == CONSUMERS) {
+      const int cache_head = CAUSAL || !cache_rows ? batch_head : (int)cache_rows[sample] * kv_heads + batch_head % kv_heads;
+      if (!CAUSAL) needed += (size_t)sample * needed_sample;
       auto load_kv_tile = [&](unsigned to, const TensorMap* map, int kv_tile, unsigned barrier) {
         for (int b = 0; b < TILE_BLOCKS; b++) {
           // Slots behind the last written block may hold anything: masked, but perhaps not finite.
           const int block = min(kv_tile * TILE_BLOCKS + b, written - 1);
           for (int c = 0; c < HALVES; c++)
-            tma_load(to + c * KEYS * 128 + b * BLOCK * 128, map, c * HALF, batch_head * length + block * BLOCK, barrier,
+            tma_load(to + c * KEYS * 128 + b * BLOCK * 128, map, c * HALF, cache_head * length + block * BLOCK, barrier,
                   USUAL);
         }
       };
@@ -117,8 +123,9 @@ attend(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     }
     return;
   }
-  // The last slot that a row of the group has, -1 if it has none.
-  int latest = -1;
+  // The last slot that a row of the group has, PADDING if it has none.
+  int latest = PADDING;
+  if (!CAUSAL) slots += sample * slots_sample;
   const int own_tile = row_tile_of(group);
   for (int i = lane; i < QUERIES; i += 32) {
     const int query = own_tile * QUERIES + i;
@@ -138,7 +145,7 @@ attend(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     const int row = warp * 16 + lane / 4 + 8 * h;
     query[h] = own_tile * QUERIES + row % QUERIES, head[h] = row / QUERIES;
     there[h] = head[h] < GROUP && query[h] < queries;
-    slot[h] = !there[h] ? -1 : CAUSAL ? query[h] : (int)slots[query[h]];
+    slot[h] = !there[h] ? PADDING : CAUSAL ? query[h] : (int)slots[query[h]];
   }
   const float masked = __int_as_float(0xff800000);  // -inf
   float row_max[2] = {-1e30f, -1e30f}, row_sum[2] = {};  // finite: with nothing seen so far, weights are 0 and not NaN
@@ -221,7 +228,7 @@ attend(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
   };
 
   auto sees = [&](int n) {  // any key of a KV tile; with small heads looking takes longer than it saves
-    if (latest < 0 || n < unmasked_count || (D == HALF && !CAUSAL)) return latest >= 0;
+    if (latest < EVERYBODY || n < unmasked_count || (D == HALF && !CAUSAL)) return latest >= EVERYBODY;
     const int key = kv_tile_of(n) * KEYS;
     if (CAUSAL) return key <= latest;
     mbarrier_wait(k_full + 8 * (n % STAGES), n / STAGES & 1);
@@ -289,7 +296,7 @@ attend(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
     float sum = row_sum[h], size = 0.f;
     sum += __shfl_xor_sync(ALL, sum, 1);
     sum += __shfl_xor_sync(ALL, sum, 2);
-    const bool seen = sum > 0.f && slot[h] >= 0;  // a row of padding sees nothing
+    const bool seen = sum > 0.f && slot[h] >= EVERYBODY;  // a row of padding sees nothing
     float by = seen ? 1.f / sum : 0.f;
     if (SPLIT_KV) {  // splits are float16 over the greatest of their row: half the bytes, and more digits than the result has
 #pragma unroll
@@ -299,7 +306,7 @@ attend(const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap k,
       by = size > 0.f ? by / size : 0.f;
     }
     const int batches = gridDim.y / kv_heads, heads = kv_heads * GROUP;
-    const size_t entry = ((size_t)(split * batches + batch_head / kv_heads) * queries + query[h]) * heads +
+    const size_t entry = ((size_t)(split * batches + sample) * queries + query[h]) * heads +
                          batch_head % kv_heads * GROUP + head[h];
 #pragma unroll
     for (int j = 0; j < D / 8; j += 4) {

@@ -2,8 +2,8 @@
 or 128, of which up to eight share keys.
 
 It does the work of `triton.split_kv`'s first kernel; the splits are reduced by the same second one. It launches early
-and reads counts of blocks, and keys and values of blocks that all queries see, before the kernel before it has ended:
-these must have been written before that one began.
+and reads slots, counts of blocks, rows of the cache, and keys and values of blocks that all queries see, before the
+kernel before it has ended: these must have been written before that one began.
 """
 
 from __future__ import annotations
@@ -137,9 +137,9 @@ def queries_per_tile(group: int) -> int:
     return SIDE // group // EIGHT * EIGHT
 
 
-def row_tiles(q_BHSD: Tensor, k_BKLD: Tensor) -> int:
+def row_tiles(q_BHSD: Tensor, k_NKLD: Tensor) -> int:
     """Row tiles of a problem."""
-    return -(-q_BHSD.shape[2] // queries_per_tile(_group(q_BHSD, k_BKLD)))
+    return -(-q_BHSD.shape[2] // queries_per_tile(_group(q_BHSD, k_NKLD)))
 
 
 def schedule(tiles: int, thread_blocks: int, most: int) -> WorkSplit:
@@ -162,9 +162,9 @@ def blocks_per_sm(head_dim: int, tiles: int) -> int:
     return 2 if tiles == 1 and head_dim > SIDE else 1
 
 
-def schedule_step(q_BHSD: Tensor, k_BKLD: Tensor, multiprocessors: int, most: int) -> WorkSplit:
+def schedule_step(q_BHSD: Tensor, k_NKLD: Tensor, multiprocessors: int, most: int) -> WorkSplit:
     """How a decode step is shared by all thread blocks that run at a time."""
-    tiles, problems = row_tiles(q_BHSD, k_BKLD), k_BKLD.shape[0] * k_BKLD.shape[1]
+    tiles, problems = row_tiles(q_BHSD, k_NKLD), q_BHSD.shape[0] * k_NKLD.shape[1]
     return schedule(tiles, blocks_per_sm(q_BHSD.shape[3], tiles) * multiprocessors // problems, most)
 
 
@@ -179,18 +179,18 @@ def supports_prefill(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> bool:
     return few and nvrtc.aligned([q_BHSD, k_BKLD, v_BKLD]) and supports(q_BHSD.shape[3], k_BKLD)
 
 
-def supports_step(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> bool:
+def supports_step(q_BHSD: Tensor, k_NKLD: Tensor, v_NKLD: Tensor, seen: Visibility) -> bool:
     """Whether the kernel can make a decode step's attention."""
     wanted = ((seen.slots_S, torch.int64), (seen.needed_L, torch.int32), (seen.whole, torch.int64))
     alike = all(one.dtype == kind for one, kind in (*wanted, (seen.extent, torch.int64)))
-    return alike and supports_prefill(q_BHSD, k_BKLD, v_BKLD)
+    return alike and supports_prefill(q_BHSD, k_NKLD, v_NKLD)
 
 
 def attend(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, multiprocessors: int, most: int) -> Splits:
     """Attention of a decode step, with its keys in at most so many splits, which are still to be reduced."""
-    q_BHSD, k_BKLD, _ = qkv
+    q_BHSD, k_NKLD, _ = qkv
     batch, heads, queries, width = q_BHSD.shape
-    work = schedule_step(q_BHSD, k_BKLD, multiprocessors, most)
+    work = schedule_step(q_BHSD, k_NKLD, multiprocessors, most)
     if work.more == 1:
         into = Splits(q_BHSD.new_empty(batch, queries, heads, width))
     else:
@@ -207,8 +207,8 @@ def run(qkv: tuple[Tensor, Tensor, Tensor], seen: Visibility, into: Splits, work
     group, stages = _group(*qkv[:2]), tuning.of(qkv[0].device).hopper_attention.stages
     split = into.lse is not None
     config = KernelConfig(qkv[0].shape[3], group, work.groups, SPLIT_KV=split, most_stages=stages)
-    rule = (seen.slots_S, seen.needed_L, seen.whole, seen.extent)
-    _launch(config, qkv, (*rule, *into), work)
+    rule = (seen.slots_S, seen.needed_L, seen.whole, seen.extent, seen.rows_B)
+    _launch(config, qkv, (*rule, *into), work, seen.strides)
 
 
 def prefill(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
@@ -219,24 +219,28 @@ def prefill(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
     work, groups = WorkSplit(tiles, -(-tiles // tuned.prefill_groups)), min(tuned.prefill_groups, tiles)
     group = _group(q_BHSD, k_BKLD)
     config = KernelConfig(width, group, groups, SPLIT_KV=False, CAUSAL=True, most_stages=tuned.stages)
-    _launch(config, (q_BHSD, k_BKLD, v_BKLD), (*(None,) * 4, out_BSHD, None, None), work)
+    _launch(config, (q_BHSD, k_BKLD, v_BKLD), (*(None,) * 5, out_BSHD, None, None), work, (0,) * 4)
     return out_BSHD.transpose(1, 2)
 
 
-def _group(q_BHSD: Tensor, k_BKLD: Tensor) -> int:
+def _group(q_BHSD: Tensor, k_NKLD: Tensor) -> int:
     """Query heads that share a key head."""
-    return q_BHSD.shape[1] // k_BKLD.shape[1]
+    return q_BHSD.shape[1] // k_NKLD.shape[1]
 
 
 def _launch(
-    config: KernelConfig, qkv: tuple[Tensor, Tensor, Tensor], tensors: tuple[Tensor | None, ...], work: WorkSplit
+    config: KernelConfig,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    tensors: tuple[Tensor | None, ...],
+    work: WorkSplit,
+    strides: tuple[int, ...],
 ) -> None:
-    """`tensors` are the visibility, and Splits."""
-    (queries, width), (batch, kv_heads, length) = qkv[0].shape[2:], qkv[1].shape[:3]
+    """`tensors` are the visibility, and Splits; `strides` those of the visibility."""
+    (batch, _, queries, width), (kv_heads, length) = qkv[0].shape, qkv[1].shape[1:3]
     q_map = nvrtc.tensor_map(qkv[0].view(-1, queries, width), config.GROUP, queries_per_tile(config.GROUP), SIDE)
     maps = (q_map, *(nvrtc.tensor_map(one.view(-1, width), SIDE, SIDE) for one in qkv[1:]))
     ways = (work.tiles, work.more, work.fewer)
-    sizes = (queries, length, kv_heads, *ways, math.log2(math.e) / math.sqrt(width))
+    sizes = (queries, length, kv_heads, *ways, *strides, math.log2(math.e) / math.sqrt(width))
     grid = (work.thread_blocks, batch * kv_heads, 1)
     _kernel(config, qkv[0].device).launch(grid, config.threads, config.shared, (*maps, *tensors, *sizes))
 

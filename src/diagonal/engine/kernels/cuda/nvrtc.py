@@ -19,7 +19,7 @@ from torch import Tensor
 
 from diagonal.engine.kernels.device import launches_early
 
-HEADERS = tuple(Path(__file__).with_name(name) for name in ("ptx.cuh", "hopper.cuh", "bf16.cuh"))
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("ptx.cuh", "hopper.cuh", "bf16.cuh", "noise.cuh"))
 HOPPER = (9, 0)  # the architecture of kernels that need wgmma and TMA
 SHARED = 227 * 1024  # bytes of shared memory that a thread block may have there
 ACTIVATIONS = {None: 0, "silu": 1, "gelu": 2}  # as the kernels number them

@@ -7,7 +7,7 @@
 //   3. top-p: a look at a window of logits about the guess: the weight of all above it, and how many ids have which logit.
 //      bfloat16 has few numbers, so that equal logits can be counted, in whole numbers whose order of addition is all the
 //      same, and a window's crossing is exact after one look. If the window missed, the next one lies beside it.
-//   4. the weight of what is left, and the first id at which the running sum exceeds the random number's part of it
+//   4. of what is left, the id with the greatest weight / E, where E is an exponential number of its own (noise.cuh)
 // Weights are computed anew each time, since there are not registers enough to keep them, but in 3 and 4 only where one of a
 // warp's 64 ids has any business there: with a small nucleus nearly nowhere.
 //
@@ -19,12 +19,15 @@
 // KEEP, whether the key at which the sum crosses top-p is kept. Keys are whole numbers in the order of the logits.
 
 #include "bf16.cuh"
+#include "noise.cuh"
 
 constexpr int WARPS = THREADS / 32, PIECES = IDS / 8, PAIRS = IDS / 2;
 constexpr int NO_KEY = -0x7f80, INFINITE = 0x7f80, NONE = 0x7fffffff;  // of -inf, of inf, and above all
 constexpr unsigned ALL = 0xffffffffu;
 constexpr pair_t NO_PAIR = 0xff80ff80u;  // -inf twice
 constexpr float NOTHING = -200.f;        // an exponent whose weight is 0
+// E lies between 2^-33 and 16.7: an id whose weight is less than 2 to this of the greatest cannot be drawn.
+constexpr float NEVER = -38.f;
 static_assert(WARPS <= 32 && IDS % 8 == 0 && BINS % 4 == 0, "");
 
 // What is no number is never the greatest (`greater`), and as it is above nothing either (`any_above`), it has no weight.
@@ -76,8 +79,9 @@ __device__ __forceinline__ void sum_all(float (&v)[COUNT], float (*shared)[WARPS
 // Shared memory of a thread block; each phase has its own, so that few threads need wait for others.
 struct Shared {
   alignas(16) int bins[BINS];  // ids of each key of the window, from the greatest on
-  float sums[3][WARPS], above[1][WARPS], inside[WARPS], left[WARPS];
-  int tops[WARPS], crossings[WARPS];
+  float sums[3][WARPS], above[1][WARPS], inside[WARPS];
+  int tops[WARPS], crossings[WARPS], scores[WARPS], places[WARPS];
+  NoiseKey key;
 };
 
 struct Row {
@@ -186,70 +190,52 @@ __device__ __forceinline__ int crossing_key(Row& row, float top_p, float normal,
   }
 }
 
-// The first id above the floor at which the running weight exceeds this part of the whole, as a place among those held;
-// where rounding leaves it below, the last one. -1 in all lanes but one.
-__device__ __forceinline__ int walk(Row& row, int floor, float part, Shared& shared) {
+// The id above the floor with the greatest weight / E, as a place among those held, `early` of which are before the row;
+// of equals the first.
+__device__ __forceinline__ int winner(Row& row, int floor, int early, Shared& shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const pair_t bound = bits_of(floor) * 0x10001u;
   const float lowest = number(floor);
-  float piece[PIECES], own = 0.f;
+  const NoiseKey key = shared.key;
+  int most = 0, place = NONE;  // a score is above 0, so that its bits are in its order
   make_all_opaque(row.ids);
 #pragma unroll
   for (int p = 0; p < PIECES; p++) {
-    piece[p] = 0.f;
+    const int first = ((warp * PIECES + p) * 32 + lane) * 8;
 #pragma unroll
-    for (int i = 4 * p; i < 4 * p + 4; i++)
-      if (any_greater(row.ids[i], bound)) {
-        piece[p] += low(row.ids[i]) > lowest ? row.weight(low(row.ids[i])) : 0.f;
-        piece[p] += high(row.ids[i]) > lowest ? row.weight(high(row.ids[i])) : 0.f;
+    for (int i = 0; i < 4; i++)
+      if (any_greater(row.ids[4 * p + i], bound)) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const float x = half ? high(row.ids[4 * p + i]) : low(row.ids[4 * p + i]);
+          const int now = first + 2 * i + half;
+          if (x > lowest) {
+            const int score = __float_as_uint(__fdividef(row.weight(x), exponential(noise_hash(key, now - early))));
+            if (score > most) most = score, place = now;
+          }
+        }
       }
-    own += piece[p];
   }
-  own = warp_sum(own);
-  if (lane == 0) shared.left[warp] = own;
+  const int greatest = warp_max(most);
+  place = -warp_max(most == greatest ? -place : -NONE);
+  if (lane == 0) shared.scores[warp] = greatest, shared.places[warp] = place;
   __syncthreads();
-  const float one = lane < WARPS ? shared.left[lane] : 0.f, running = warp_running(one, lane);
-  const float target = part * __shfl_sync(ALL, running, 31);
-  const unsigned past = __ballot_sync(ALL, one > 0.f && running > target), some = __ballot_sync(ALL, one > 0.f);
-  if (warp != (past ? __ffs(past) - 1 : 31 - __clz(some))) return -1;
-
-  float before = __shfl_sync(ALL, running - one, warp), start = 0.f;
-  pair_t ids[4] = {NO_PAIR, NO_PAIR, NO_PAIR, NO_PAIR};
-  int owner = 0, where = 0;
-  bool found = false;
-#pragma unroll
-  for (int p = 0; p < PIECES; p++) {
-    const float now = before + warp_running(piece[p], lane);
-    const unsigned past = __ballot_sync(ALL, piece[p] > 0.f && now > target), some = __ballot_sync(ALL, piece[p] > 0.f);
-    if (!found && some) {
-      owner = past ? __ffs(past) - 1 : 31 - __clz(some), where = p, start = now - piece[p], found = past != 0;
-#pragma unroll
-      for (int i = 0; i < 4; i++) ids[i] = row.ids[4 * p + i];
-    }
-    before = __shfl_sync(ALL, now, 31);
-  }
-  if (lane != owner) return -1;
-  int last = -1;
-#pragma unroll
-  for (int i = 0; i < 8; i++) {
-    const float x = i % 2 ? high(ids[i / 2]) : low(ids[i / 2]), w = x > lowest ? row.weight(x) : 0.f;
-    if (w > 0.f && (last < 0 || start <= target)) last = i;
-    start += w;
-  }
-  return ((warp * PIECES + where) * 32 + lane) * 8 + last;
+  most = lane < WARPS ? shared.scores[lane] : 0;
+  return -warp_max(most == warp_max(most) && lane < WARPS ? -shared.places[lane] : -NONE);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-sample(const bf16_t* logits, const long long* lows, const long long* highs, const float* uniforms, const long long* positions,
-     long long* drawn, int inputs, int ids, int stride, int uniform_stride, int drawn_stride, float scale, float top_p) {
+sample(const bf16_t* logits, const long long* slots, const long long* positions, const long long* seeds,
+       const long long* lows, const long long* highs, const long long* rows, long long* tokens, int inputs, int ids, int stride,
+       int slot_stride, int position_stride, int token_stride, float scale, float top_p) {
   __shared__ Shared shared;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   if (TOP_P)
     for (int four = thread; four < BINS / 4; four += THREADS) ((uint4*)shared.bins)[four] = uint4{0, 0, 0, 0};
   const float normal = TOP_P ? quantile(top_p) : 0.f;
   wait_for_previous_kernel();
-  const int batch = blockIdx.x / inputs;
-  const long long place = positions ? positions[blockIdx.x % inputs] : blockIdx.x % inputs;
+  const int batch = blockIdx.x / inputs, input = blockIdx.x % inputs;
+  const long long slot = slots[(size_t)batch * slot_stride + input];
 
   // All ids, so that none need wait for which are valid.
   const bf16_t* at = logits + (size_t)blockIdx.x * stride;
@@ -261,9 +247,9 @@ sample(const bf16_t* logits, const long long* lows, const long long* highs, cons
     if (first + p * 256 < early + ids) four = *(const uint4*)(at - early + first + p * 256);
     row.ids[4 * p] = four.x, row.ids[4 * p + 1] = four.y, row.ids[4 * p + 2] = four.z, row.ids[4 * p + 3] = four.w;
   }
-  const int begin = early + max((int)lows[place], 0), end = early + min((int)highs[place], ids);
-  const float part = uniforms[(size_t)batch * uniform_stride + place];
-  long long* const token = drawn + (size_t)batch * drawn_stride + place;
+  const int begin = early + max((int)lows[slot], 0), end = early + min((int)highs[slot], ids);
+  long long* const token = tokens + (rows ? rows[batch] : batch) * token_stride + slot;
+  if (thread == 0) shared.key = noise_key(seeds[batch], positions[(size_t)batch * position_stride + input]);
   pair_t most = NO_PAIR;
 #pragma unroll
   for (int p = 0; p < PIECES; p++) {
@@ -291,11 +277,11 @@ sample(const bf16_t* logits, const long long* lows, const long long* highs, cons
   // So it need not be above 2^16, and the rounding of one product is too little to matter; it is the same for all ids.
   row.scale = fminf(fminf(scale, 1e37f), __fdividef(1.f, fabsf(number(row.top)) * 0x1p-16f));
   row.offset = -number(row.top) * row.scale;
-  int floor = NO_KEY;  // what is drawn from is above it
+  int floor = max(row.key_at(NEVER) - 1, NO_KEY);  // what is drawn from is above it; one key less than it is cut off to
   if (TOP_P) {
     const int crossing = crossing_key(row, top_p, normal, ids, shared);
-    floor = KEEP || crossing == row.top ? crossing - 1 : crossing;  // the greatest are in any case
+    floor = max(floor, KEEP || crossing == row.top ? crossing - 1 : crossing);  // the greatest are in any case
   }
-  const int found = walk(row, floor, part, shared);
-  if (found >= 0) *token = found - early;
+  const int found = winner(row, floor, early, shared);
+  if (thread == 0) *token = found - early;
 }

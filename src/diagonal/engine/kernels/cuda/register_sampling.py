@@ -17,12 +17,10 @@ from torch import Tensor
 from diagonal.engine.kernels import tuning
 from diagonal.engine.kernels.cuda import nvrtc
 from diagonal.engine.kernels.device import launches_early
+from diagonal.engine.kernels.targets import Targets
 from diagonal.planning.sampling import Sampling
 
 BEFORE = 7  # ids at most between the 16 bytes in which a row begins and the row: they have registers too
-
-# The first valid id of each position, the end, a random number; the positions (None: as rows are numbered); the tokens.
-Tables = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +51,18 @@ def configure(logits_RV: Tensor, sampling: Sampling) -> KernelConfig | None:
     return KernelConfig(threads, held, top_p, not top_p or sampling.keep_crossing, tuned.bins)
 
 
-def reads(tables: Tables) -> bool:
-    """Whether tables are of the types, and lie, as the kernel reads them."""
-    kinds = (torch.int64, torch.int64, torch.float32, torch.int64, torch.int64)
-    given = [(one, kind) for one, kind in zip(tables, kinds, strict=True) if one is not None]
-    return all(one.dtype == kind and one.stride(-1) == 1 for one, kind in given)
+def reads(tokens_NL: Tensor, targets: Targets) -> bool:
+    """Whether tensors are of the type, and lie, as the kernel reads and writes them."""
+    given = (tokens_NL, targets.slots_S, targets.positions_S, targets.seeds_B, targets.ids_2L, targets.rows_B)
+    return all(one is None or (one.dtype == torch.int64 and one.stride(-1) == 1) for one in given)
 
 
-def run(logits_RV: Tensor, tables: Tables, sampling: Sampling, config: KernelConfig) -> None:
-    """One id from each row."""
+def run(tokens_NL: Tensor, logits_RV: Tensor, targets: Targets, sampling: Sampling, config: KernelConfig) -> None:
+    """One id from each row, written to its place."""
     rows, ids = logits_RV.shape
-    low, high, uniform, positions, drawn = tables
-    strides = (logits_RV.stride(0), uniform.stride(0), drawn.stride(0))
+    strides = (logits_RV.stride(0), *targets.strides, tokens_NL.stride(0))
     limits = (math.log2(math.e) / sampling.temperature, 1.0 if sampling.top_p is None else float(sampling.top_p))
-    inputs = rows if positions is None else len(positions)
-    arguments = (logits_RV, low, high, uniform, positions, drawn, inputs, ids, *strides, *limits)
+    arguments = (logits_RV, *targets.tensors, tokens_NL, targets.inputs, ids, *strides, *limits)
     _kernel(config, logits_RV.device).launch((rows, 1, 1), config.THREADS, 0, arguments)
 
 

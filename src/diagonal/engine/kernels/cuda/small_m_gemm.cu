@@ -19,7 +19,8 @@
 //   1  silu of the first half of the rows times the second
 //   2  gelu, its tanh form
 //   3  none, but the rows are heads of queries, keys and values, HEAD wide: queries and keys are rotated (ROPE), keys and values
-//      go to their slots of the cache; attention that comes next may be launched early (LAUNCH_NEXT)
+//      go to their slots of the cache, in the row of their sample (cache_rows, or one after the other); `rope_sample` and
+//      `slots_sample` lie between the numbers of one sample and those of the next, 0 where all share them; attention that comes next may be launched early (LAUNCH_NEXT)
 
 #include "bf16.cuh"
 
@@ -37,8 +38,8 @@ static_assert(ACT != 3 || (A_HEAD * TILE_ROWS == HEAD && !ADD), "");
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 gemm(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict__ gain, const bf16_t* __restrict__ shift,
         const bf16_t* __restrict__ bias, bf16_t* out, int tokens, int rows, int tiles, float eps, const float* cosines,
-        const float* sines, const long long* slots, bf16_t* keys, bf16_t* values, int inputs, int length, int heads,
-        int kv_heads) {
+        const float* sines, const long long* slots, const long long* cache_rows, bf16_t* keys, bf16_t* values, int inputs,
+        int length, int heads, int kv_heads, int rope_sample, int slots_sample) {
   extern __shared__ float partials[];  // [2][WARPS][LINES][LINE]
   // The next kernel may begin as soon as it finds room. Not so attention, which comes after heads, if it has many small
   // thread blocks: they would crowd on the multiprocessors that are free first.
@@ -116,15 +117,17 @@ gemm(const bf16_t* x, const bf16_t* __restrict__ w, const bf16_t* __restrict__ g
     const int head = tile / A_HEAD, which = head < heads ? 0 : head < heads + kv_heads ? 1 : 2;  // q, k or v
     const int place = tile % A_HEAD * PAIR + first + (own < PAIR ? 0 : HEAD / 2), input = token % inputs;
     float cosine = 1.f, sine = 0.f;
-    if (ROPE && stores && which < 2) cosine = cosines[input * HEAD + place], sine = sines[input * HEAD + place];
+    const int sample = token / inputs, angle = sample * rope_sample + input * HEAD + place;
+    if (ROPE && stores && which < 2) cosine = cosines[angle], sine = sines[angle];
     if (BIAS && stores) {
       const bf16_t* pair = bias + head * HEAD + tile % A_HEAD * PAIR + first;
       add = low(pair[0]), add_up = low(pair[HEAD / 2]);
     }
-    if (stores && which == 0) at = out + ((size_t)(token / inputs * heads + head) * inputs + input) * HEAD + place;
+    if (stores && which == 0) at = out + ((size_t)(sample * heads + head) * inputs + input) * HEAD + place;
     if (stores && which > 0) {
-      const size_t line = (size_t)(token / inputs * kv_heads + head - heads - (which - 1) * kv_heads) * length;
-      at = (which == 1 ? keys : values) + (line + slots[input]) * HEAD + place;
+      const size_t cache_row = cache_rows ? cache_rows[sample] : sample;
+      const size_t line = (cache_row * kv_heads + head - heads - (which - 1) * kv_heads) * length;
+      at = (which == 1 ? keys : values) + (line + slots[sample * slots_sample + input]) * HEAD + place;
     }
 #endif
 

@@ -19,6 +19,7 @@ from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import tuning
 from diagonal.engine.kernels.cuda import nvrtc
 from diagonal.engine.kernels.device import launches_early
+from diagonal.engine.kernels.visibility import sample_stride
 from diagonal.engine.linear import DeferredLinear, FusedLinear, Norm
 
 SIDE = 8  # tokens, or rows of weights, of an mma tile
@@ -111,18 +112,26 @@ def configure(tokens: int, linear: FusedLinear, multiprocessors: int) -> KernelC
     return None if full or odd or crowded or outputs > 32 * warps else found
 
 
-def supports_heads(heads: Heads, k_BKLD: Tensor, v_BKLD: Tensor, slots_S: Tensor) -> bool:
+def supports_heads(heads: Heads, k_NKLD: Tensor, v_NKLD: Tensor, slots_S: Tensor, rows_B: Tensor | None) -> bool:
     """Whether the kernel can rotate such heads and write them to such a cache."""
     rope, width = heads.rope, heads.head_dim
     if heads.norm is not None or width % (2 * SIDE):
         return False
     batch, inputs = heads.given.shape[:2]
+    of_rope, of_slots = ((batch,) if several else () for several in (_several(heads), slots_S.ndim > 1))
+    cache = (batch if rows_B is None else len(k_NKLD), heads.kv_heads, k_NKLD.shape[2], width)
     wanted = [
-        *((one, (inputs, width), torch.float32) for one in rope or ()),
-        *((one, (batch, heads.kv_heads, one.shape[2], width), torch.bfloat16) for one in (k_BKLD, v_BKLD)),
-        (slots_S, (inputs,), torch.int64),
+        *((one, (*of_rope, inputs, width), torch.float32) for one in rope or ()),
+        *((one, cache, torch.bfloat16) for one in (k_NKLD, v_NKLD)),
+        (slots_S, (*of_slots, inputs), torch.int64),
+        *((one, (batch,), torch.int64) for one in (rows_B,) if one is not None),
     ]
     return all(one.shape == shape and one.dtype == kind and one.is_contiguous() for one, shape, kind in wanted)
+
+
+def _several(heads: Heads) -> bool:
+    """Whether samples have rotations of their own."""
+    return heads.rope is not None and heads.rope[0].ndim > 2
 
 
 def configure_heads(config: KernelConfig, heads: Heads, launch_next: bool) -> KernelConfig:
@@ -135,17 +144,21 @@ def run(x: Tensor, linear: FusedLinear, config: KernelConfig) -> Tensor:
     rows = len(linear.weight_NK)
     width = rows // 2 if linear.act == "silu" else rows
     out = x.new_empty(*x.shape[:-1], width) if linear.residual is None else linear.residual
-    _launch(x, linear, config, out, (None,) * 5, (0,) * 4)
+    _launch(x, linear, config, out, (None,) * 6, (0,) * 6)
     return out
 
 
-def run_heads(heads: Heads, k_BKLD: Tensor, v_BKLD: Tensor, slots_S: Tensor, config: KernelConfig) -> Tensor:
+def run_heads(
+    heads: Heads, k_NKLD: Tensor, v_NKLD: Tensor, slots_S: Tensor, rows_B: Tensor | None, config: KernelConfig
+) -> Tensor:
     """A deferred layer of heads with RoPE and the cache write, as it was configured: queries (B, H, S, D)."""
     assert isinstance(heads.source, DeferredLinear)
     x = heads.source.x
-    q_BHSD = x.new_empty(len(x), heads.heads, x.shape[1], heads.head_dim)
-    sizes = (x.shape[1], k_BKLD.shape[2], heads.heads, heads.kv_heads)
-    tables = (*(heads.rope or (None, None)), slots_S, k_BKLD, v_BKLD)
+    inputs = x.shape[1]
+    q_BHSD = x.new_empty(len(x), heads.heads, inputs, heads.head_dim)
+    strides = (inputs * heads.head_dim if _several(heads) else 0, sample_stride(slots_S))
+    sizes = (inputs, k_NKLD.shape[2], heads.heads, heads.kv_heads, *strides)
+    tables = (*(heads.rope or (None, None)), slots_S, rows_B, k_NKLD, v_NKLD)
     _launch(x, heads.source.linear, config, q_BHSD, tables, sizes)
     return q_BHSD
 

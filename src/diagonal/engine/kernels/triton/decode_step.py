@@ -12,7 +12,7 @@ from torch import Tensor
 from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import tuning
 from diagonal.engine.kernels.triton.pdl import launch_dependents, options, wait
-from diagonal.engine.kernels.visibility import NOWHERE
+from diagonal.engine.kernels.visibility import NOWHERE, sample_stride
 
 
 def next_step(
@@ -43,43 +43,52 @@ def gather_rows(tables_TLC: Tensor, ids_N: Tensor) -> Tensor:
     return out
 
 
-def write_heads(heads: Heads, k_cache_BKLD: Tensor, v_cache_BKLD: Tensor, slots_S: Tensor, launch_next: bool) -> Tensor:
+def write_heads(
+    heads: Heads, k_NKLD: Tensor, v_NKLD: Tensor, slots_S: Tensor, rows_B: Tensor | None, launch_next: bool
+) -> Tensor:
     """Norm and rotate queries and keys, write keys and values to their slots, and return the queries (B, H, S, D). The
     attention after it is launched early (`launch_next`) if it can wait itself.
 
-    Slots are read on the GPU and trusted: one outside the cache would write outside of it.
+    Slots and rows are read on the GPU and trusted: one outside the cache would write outside of it.
     """
     qkv, width, kv_heads = heads.qkv().contiguous(), heads.head_dim, heads.kv_heads
     batch, inputs, channels = qkv.shape
     count = heads.heads
-    _check(qkv, heads, (k_cache_BKLD, v_cache_BKLD), slots_S)
+    _check(qkv, heads, (k_NKLD, v_NKLD), slots_S, rows_B)
     q_BHSD = qkv.new_empty(batch, count, inputs, width)
     cos, sin = (None, None) if heads.rope is None else heads.rope
     norm = (None, None, 0.0) if heads.norm is None else (heads.norm.q_D, heads.norm.k_D, heads.norm.eps)
     block = tuning.of(qkv.device).pointwise.heads
     grid = (inputs, batch, triton.cdiv(channels // width, block))
+    of_rope, of_slots = (0 if cos is None or cos.ndim == 2 else inputs * width), sample_stride(slots_S)
     _write_heads[grid](
-        qkv, cos, sin, slots_S, *norm, q_BHSD, k_cache_BKLD, v_cache_BKLD,
-        inputs, k_cache_BKLD.shape[2], count, kv_heads, width // 2, block,
+        qkv, cos, sin, slots_S, rows_B, *norm, q_BHSD, k_NKLD, v_NKLD,
+        of_rope, of_slots, inputs, k_NKLD.shape[2], count, kv_heads, width // 2, block,
         launch_next, num_warps=2, **options(qkv.device),
     )  # fmt: skip
     return q_BHSD
 
 
-def _check(qkv: Tensor, heads: Heads, caches: tuple[Tensor, Tensor], slots_S: Tensor) -> None:
+def _check(qkv: Tensor, heads: Heads, caches: tuple[Tensor, Tensor], slots_S: Tensor, rows_B: Tensor | None) -> None:
     """Refuse what the kernel would read or write wrongly: it sees addresses, not shapes."""
     (batch, inputs, _), width = qkv.shape, heads.head_dim
     if width % 2 or width != triton.next_power_of_2(width):
         raise ValueError(f"heads are {width} wide; this kernel takes powers of two: use kernels.reference")
     for cache in caches:
-        wanted = (batch, heads.kv_heads, cache.shape[2], width)
+        wanted = (batch if rows_B is None else len(caches[0]), heads.kv_heads, cache.shape[2], width)
         if cache.shape != wanted or not cache.is_contiguous():
             raise ValueError(f"a cache of shape {tuple(cache.shape)} given; contiguous {wanted} is needed")
-    for name, part in zip(("cos", "sin"), heads.rope or (), strict=False):
-        if part.shape != (inputs, width) or not part.is_contiguous():
-            raise ValueError(f"{name}: shape {tuple(part.shape)} given; contiguous {(inputs, width)} is needed")
-    if slots_S.shape != (inputs,) or slots_S.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"slots: {tuple(slots_S.shape)} of {slots_S.dtype} given; {inputs} whole numbers are needed")
+    rope = heads.rope or ()
+    shape = (*(batch for one in rope[:1] if one.ndim > 2), inputs, width)
+    for name, part in zip(("cos", "sin"), rope, strict=False):
+        if part.shape != shape or not part.is_contiguous():
+            raise ValueError(f"{name}: shape {tuple(part.shape)} given; contiguous {shape} is needed")
+    whole = slots_S.dtype in (torch.int32, torch.int64) and slots_S.is_contiguous()
+    if slots_S.shape not in ((inputs,), (batch, inputs)) or not whole:
+        given = f"slots: {tuple(slots_S.shape)} of {slots_S.dtype}"
+        raise ValueError(f"{given} given; {inputs} whole numbers are needed, of all samples or of each of {batch}")
+    if rows_B is not None and (rows_B.shape != (batch,) or rows_B.dtype != torch.int64 or not rows_B.is_contiguous()):
+        raise ValueError(f"rows: {tuple(rows_B.shape)} of {rows_B.dtype} given; {batch} of int64 in order are needed")
 
 
 @triton.jit
@@ -127,9 +136,9 @@ def _gather_rows(tables, ids, out, N, L, width, BLOCK: tl.constexpr, PDL: tl.con
 
 @triton.jit
 def _write_heads(
-    qkv, cos_SD, sin_SD, slots_S, q_norm_D, k_norm_D, eps, q, k_cache, v_cache,
-    inputs, length, heads, kv_heads, HALF: tl.constexpr, HEADS: tl.constexpr, LAUNCH_NEXT: tl.constexpr,
-    PDL: tl.constexpr,
+    qkv, cos_SD, sin_SD, slots_S, rows_B, q_norm_D, k_norm_D, eps, q, k_cache, v_cache,
+    rope_batch, slots_batch, inputs, length, heads, kv_heads, HALF: tl.constexpr, HEADS: tl.constexpr,
+    LAUNCH_NEXT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Some heads of one input. Queries, keys and values go through the same lines; masks say where each is stored."""
     if PDL:
@@ -157,7 +166,7 @@ def _write_heads(
             low.dtype
         )
     if cos_SD is not None:
-        angle = s * 2 * HALF + d
+        angle = b * rope_batch + s * 2 * HALF + d
         low32, high32 = low_rotated.to(tl.float32), high_rotated.to(tl.float32)
         low_rotated = low32 * tl.load(cos_SD + angle)[None, :] - high32 * tl.load(sin_SD + angle)[None, :]
         high_cos, high_sin = tl.load(cos_SD + HALF + angle), tl.load(sin_SD + HALF + angle)
@@ -169,8 +178,11 @@ def _write_heads(
     is_q = (h < heads)[:, None]
     tl.store(q + to, low_rotated, mask=is_q)
     tl.store(q + to + HALF, high_rotated, mask=is_q)
-    slot = tl.load(slots_S + s).to(tl.int64)
-    to = ((b * kv_heads + h - heads) * length + slot)[:, None] * (2 * HALF) + d[None, :]
+    slot = tl.load(slots_S + b * slots_batch + s).to(tl.int64)
+    cache_row = b
+    if rows_B is not None:
+        cache_row = tl.load(rows_B + b)
+    to = ((cache_row * kv_heads + h - heads) * length + slot)[:, None] * (2 * HALF) + d[None, :]
     is_k = ((h >= heads) & (h < heads + kv_heads))[:, None]
     tl.store(k_cache + to, low_rotated.to(k_cache.dtype.element_ty), mask=is_k)
     tl.store(k_cache + to + HALF, high_rotated.to(k_cache.dtype.element_ty), mask=is_k)

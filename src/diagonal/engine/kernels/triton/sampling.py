@@ -6,7 +6,7 @@ over the ids above a threshold, so it reads the row again and again, from cache:
     1. the greatest logit, the sum of all exp((x - origin) / temperature), and their mean and deviation
     2. top-k: the logit that crosses k - 1 when the ids above it are counted, by guesses that close in; then 1 again
     3. top-p: the same with sums of exponentials instead of counts
-    4. the first id at which the running sum exceeds uniform * the sum above the threshold, which the search knows
+    4. the id with the greatest weight / E, where E is an exponential number of its own (`noise`)
 
 The search is over the float32 numbers in their order (`_key`), or those of them that are bfloat16, so that thresholds
 are exact. Normal logits take 3 to 5 readings in bfloat16, which has few values, and 5 to 9 in float32; none can take
@@ -30,22 +30,23 @@ import triton.language as tl
 from torch import Tensor
 
 from diagonal.engine.kernels import tuning
-from diagonal.engine.kernels.cuda.register_sampling import Tables
+from diagonal.engine.kernels.targets import Targets
+from diagonal.engine.kernels.triton import noise
 from diagonal.engine.kernels.triton.pdl import options, wait
 from diagonal.planning.sampling import Sampling
 
 
-def draw(logits_RV: Tensor, tables: Tables, sampling: Sampling) -> None:
-    """One id from each row; the rule is that of `engine.sampler.sample`."""
+def draw(tokens_NL: Tensor, logits_RV: Tensor, targets: Targets, sampling: Sampling) -> None:
+    """One id from each row, written to its place; the rule is that of `engine.sampler.sample`."""
     rows, ids = logits_RV.shape
-    low, high, uniform, positions, drawn = tables
     greedy = sampling.temperature == 0
     block, warps = _tile(ids, tuning.of(logits_RV.device).sampling.block)
     _sample[(rows,)](
         logits_RV,
-        *(low, high, uniform, positions, drawn),
-        rows if positions is None else len(positions),
-        *(logits_RV.stride(0), uniform.stride(0), drawn.stride(0)),
+        *targets.tensors,
+        tokens_NL,
+        targets.inputs,
+        *(logits_RV.stride(0), *targets.strides, tokens_NL.stride(0)),
         1.0 if greedy else sampling.temperature,
         sampling.top_k or ids,
         1.0 if sampling.top_p is None else sampling.top_p,
@@ -189,8 +190,7 @@ def _quantile(part):
 def _crossing(
     row, low, high, first, top, origin, scale, limit, whole, mean, deviation, STEP: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The key of the logit whose weight, added to that of all greater ones, first exceeds the limit; the weight of all
-    greater ones and itself, and of the greater ones.
+    """The key of the logit whose weight, added to that of all greater ones, first exceeds the limit.
 
     It lies in (left, right], whose ends are multiples of STEP as all logits are: what is above `right` weighs the limit
     at most, `light`, what is above `left` more, `heavy`. Each reading tries two numbers to either side of a guess,
@@ -231,9 +231,7 @@ def _crossing(
         guess = lowest + width * part
         reach = tl.minimum(slack * width * (NOISE / tl.sqrt(ids) + BEND * width / deviation), width / 3)
         readings += 1
-    if left == first:  # of what is above it nothing is known
-        heavy, light = _masses(row, low, high, _number(left), _number(right), origin, scale, BLOCK)
-    return right, heavy, light
+    return right
 
 
 @triton.jit
@@ -248,41 +246,37 @@ def _first_at(row, low, high, value, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _walk(row, low, high, floor, origin, scale, target, BLOCK: tl.constexpr):
-    """The first id above the floor at which the running weight exceeds the target.
-
-    The last id with any weight, where rounding leaves the running weight below; -1 if no id has any. Blocks are summed
-    until they exceed the target, and only the last that weighs anything is looked at id by id.
-    """
-    begin = low // BLOCK * BLOCK
-    start, found, before, running = begin + 0, begin + 0, target * 0, target * 0
-    _, x = _load(row, begin, low, high, BLOCK)
-    while (start < high) & (running <= target):
-        ahead = _load_next(row, start, low, high, BLOCK)
-        mass = tl.sum(tl.where(x > floor, _weight(x, origin, scale), 0.0), axis=0)
-        found, before = tl.where(mass > 0, start, found), tl.where(mass > 0, running, before)
-        running += mass
-        start += BLOCK
-        x = ahead
-    ids, x = _load(row, found, low, high, BLOCK)
-    weights = tl.where(x > floor, _weight(x, origin, scale), 0.0)
-    past = (before + tl.cumsum(weights, axis=0) > target) & (weights > 0)
-    token = tl.min(tl.where(past, ids, NOWHERE), axis=0)
-    return tl.where(token == NOWHERE, tl.max(tl.where(weights > 0, ids, -1), axis=0), token)
+def _winner(row, low, high, floor, origin, scale, seed, position, BLOCK: tl.constexpr):
+    """The valid id above the floor with the greatest weight / E, of equals the first; -1 if no id has any weight."""
+    key_low, key_high = noise.key(seed, position)
+    best, winners = tl.zeros([BLOCK], tl.float32), tl.full([BLOCK], NOWHERE, tl.int32)
+    for start in range(low // BLOCK * BLOCK, high, BLOCK):
+        ids, x = _load(row, start, low, high, BLOCK)
+        above = x > floor
+        if tl.max(above.to(tl.int32), axis=0) > 0:
+            weights = tl.where(above, _weight(x, origin, scale), 0.0)
+            scores = weights / noise.exponential(key_low, key_high, ids)
+            better = scores > best
+            best, winners = tl.where(better, scores, best), tl.where(better, ids, winners)
+    token = tl.min(tl.where(best == tl.max(best, axis=0), winners, NOWHERE), axis=0)
+    return tl.where(token == NOWHERE, -1, token)
 
 
 @triton.jit
 def _sample(
     logits,
+    slots,
+    positions,
+    seeds,
     lows,
     highs,
-    uniforms,
-    positions,  # None: as the rows are numbered
-    drawn,
-    inputs,  # rows of a sample
+    rows,  # None: as samples are numbered
+    tokens,
+    inputs,  # of a sample
     stride,
-    uniform_stride,
-    drawn_stride,
+    slot_stride,
+    position_stride,
+    token_stride,
     temperature,
     top_k,
     top_p,
@@ -299,9 +293,8 @@ def _sample(
         wait()
     index = tl.program_id(0).to(tl.int64)
     row, batch, place = logits + index * stride, index // inputs, index % inputs
-    if positions is not None:
-        place = tl.load(positions + place)
-    low, high = tl.load(lows + place).to(tl.int32), tl.load(highs + place).to(tl.int32)
+    slot = tl.load(slots + batch * slot_stride + place)
+    low, high = tl.load(lows + slot).to(tl.int32), tl.load(highs + slot).to(tl.int32)
     floor, scale = -float("inf"), LOG2_E / temperature
     origin = tl.max(_load(row, low // BLOCK * BLOCK, low, high, BLOCK)[1], axis=0)  # for want of the top
     if GREEDY:
@@ -312,7 +305,7 @@ def _sample(
             bottom, top, count, mean, deviation = _survey(row, low, high, floor, origin, None, BLOCK)
             # The k greatest, and those equal to the last of them: with weights of 1, what crosses k - 1, and all above.
             first = _key(bottom) - STEP
-            crossing, _, _ = _crossing(
+            crossing = _crossing(
                 row, low, high, first, top, origin, None, top_k - 1.0, count, mean, deviation, STEP, BLOCK
             )
             floor, origin = _number(crossing - STEP), top
@@ -327,12 +320,13 @@ def _sample(
             # exp((number - origin) / temperature). Less one temperature and one step: more than all rounding here.
             near = origin + (tl.log2((1 - top_p) * whole / (high - low)) - LOG2_E) / scale
             first = tl.maximum((_key(near) & -STEP) - STEP, _key(floor))
-            crossing, heavy, light = _crossing(
+            crossing = _crossing(
                 row, low, high, first, top, origin, scale, top_p * whole, whole, mean, deviation, STEP, BLOCK
             )
             # What crosses is kept, or is not; the greatest are in any case.
             kept = KEEP_CROSSING | (crossing == _key(top))
-            floor, whole = _number(tl.where(kept, crossing - STEP, crossing)), tl.where(kept, heavy, light)
-        uniform = tl.load(uniforms + batch * uniform_stride + place)
-        token = _walk(row, low, high, floor, origin, scale, uniform * whole, BLOCK)
-    tl.store(drawn + batch * drawn_stride + place, token.to(tl.int64))
+            floor = _number(tl.where(kept, crossing - STEP, crossing))
+        seed, position = tl.load(seeds + batch), tl.load(positions + batch * position_stride + place)
+        token = _winner(row, low, high, floor, origin, scale, seed, position, BLOCK)
+    target = batch if rows is None else tl.load(rows + batch)
+    tl.store(tokens + target * token_stride + slot, token.to(tl.int64))

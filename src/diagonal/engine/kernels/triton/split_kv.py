@@ -24,7 +24,7 @@ from torch import Tensor
 
 from diagonal.engine.kernels import tuning
 from diagonal.engine.kernels.triton.pdl import launch_dependents, options, wait
-from diagonal.engine.kernels.visibility import BLOCK, Visibility
+from diagonal.engine.kernels.visibility import BLOCK, EVERYBODY, PADDING, Visibility
 
 HEAD_DIMS = (16, 32, 64, 128)
 WHOLE = (torch.int32, torch.int64)
@@ -58,22 +58,22 @@ def tiling(q_BHSD: Tensor, k_BKLD: Tensor, multiprocessors: int) -> Tiling:
     return Tiling(rows, keys, splits=max(1, min(splits, tuned.splits, blocks)))
 
 
-def attend(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, multiprocessors: int) -> Tensor:
+def attend(q_BHSD: Tensor, k_NKLD: Tensor, v_NKLD: Tensor, seen: Visibility, multiprocessors: int) -> Tensor:
     """softmax(q k^T / sqrt(D)) v over what each query sees, (B, H, S, D); zeros for a query that sees nothing.
 
     Query head h reads key head h // (H // K). The cache is contiguous and of the queries' dtype; the queries may be a
     view. The result is a view of (B, S, H, D), ready for the output projection.
     """
-    check(q_BHSD, k_BKLD, v_BKLD, seen)
+    check(q_BHSD, k_NKLD, v_NKLD, seen)
     batch, heads, queries, width = q_BHSD.shape
-    found = tiling(q_BHSD, k_BKLD, multiprocessors)
+    found = tiling(q_BHSD, k_NKLD, multiprocessors)
     out_BSHD = q_BHSD.new_empty(batch, queries, heads, width)
     if found.splits == 1:
-        _attend(q_BHSD, k_BKLD, v_BKLD, seen, found, (out_BSHD, None))
+        _attend(q_BHSD, k_NKLD, v_NKLD, seen, found, (out_BSHD, None))
         return out_BSHD.transpose(1, 2)
     values = out_BSHD.new_empty(found.splits, *out_BSHD.shape, dtype=torch.float32)
     lse = values.new_empty(values.shape[:-1])
-    _attend(q_BHSD, k_BKLD, v_BKLD, seen, found, (values, lse))
+    _attend(q_BHSD, k_NKLD, v_NKLD, seen, found, (values, lse))
     return reduce(values, lse, None, out_BSHD, multiprocessors).transpose(1, 2)
 
 
@@ -93,23 +93,25 @@ def reduce(values: Tensor, lse: Tensor, scales: Tensor | None, out_BSHD: Tensor,
 
 
 def _attend(
-    q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility, found: Tiling, into: tuple[Tensor, Tensor | None]
+    q_BHSD: Tensor, k_NKLD: Tensor, v_NKLD: Tensor, seen: Visibility, found: Tiling, into: tuple[Tensor, Tensor | None]
 ) -> None:
     """Values, and of several splits the log-sum-exps."""
     batch, heads, queries, width = q_BHSD.shape
-    kv_heads, length = k_BKLD.shape[1:3]
+    kv_heads, length = k_NKLD.shape[1:3]
     group = heads // kv_heads
     grid = (triton.cdiv(queries * group, found.rows), batch * kv_heads, found.splits)
     tuned = tuning.of(q_BHSD.device).split_kv
     _attend_kernel[grid](
-        *(q_BHSD, k_BKLD, v_BKLD, seen.slots_S, seen.needed_L, seen.whole, seen.extent, *into),
-        *(queries, length, *q_BHSD.stride()[:3], math.log2(math.e) / math.sqrt(width)),
+        *(q_BHSD, k_NKLD, v_NKLD, seen.slots_S, seen.needed_L, seen.whole, seen.extent, seen.rows_B, *into),
+        *(queries, length, *q_BHSD.stride()[:3], *seen.strides, math.log2(math.e) / math.sqrt(width)),
         K=kv_heads,
         G=group,
         D=width,
         ROWS=found.rows,
         KEYS=found.keys,
         BLOCK=BLOCK,
+        EVERYBODY=EVERYBODY,
+        PADDING=PADDING,
         STAGES=tuned.stages,
         FEW=tuned.few_tiles,
         num_warps=tuned.warps,
@@ -125,12 +127,13 @@ def _reduced_rows(rows: int, splits: int, multiprocessors: int) -> int:
     return int(min(tuned.reduce_rows, busy, 1 << (tuned.reduce_entries // splits).bit_length() - 1))
 
 
-def check(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> None:
+def check(q_BHSD: Tensor, k_NKLD: Tensor, v_NKLD: Tensor, seen: Visibility) -> None:
     """Refuse what the kernel would read wrongly: it sees addresses, not shapes."""
-    batch, heads, queries, width = q_BHSD.shape
-    kv_heads, length = k_BKLD.shape[1:3]
-    if k_BKLD.shape != v_BKLD.shape or (k_BKLD.shape[0], k_BKLD.shape[3]) != (batch, width) or heads % kv_heads:
-        shapes = [tuple(tensor.shape) for tensor in (q_BHSD, k_BKLD, v_BKLD)]
+    batch, heads, _, width = q_BHSD.shape
+    rows, kv_heads, length = k_NKLD.shape[:3]
+    fits = k_NKLD.shape[3] == width and (rows == batch or seen.rows_B is not None)
+    if k_NKLD.shape != v_NKLD.shape or not fits or heads % kv_heads:
+        shapes = [tuple(tensor.shape) for tensor in (q_BHSD, k_NKLD, v_NKLD)]
         raise ValueError(
             f"q, k, v of {shapes} given; they must be (B, H, S, D) and twice (B, K, L, D), H a multiple of K"
         )
@@ -138,17 +141,29 @@ def check(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, seen: Visibility) -> N
         raise ValueError(f"heads of width {width} given; the kernel takes {HEAD_DIMS}: use attend_reference")
     if length % BLOCK:
         raise ValueError(f"a cache of {length} slots given; the kernel takes whole blocks of {BLOCK}")
-    if not q_BHSD.dtype == k_BKLD.dtype == v_BKLD.dtype:
-        raise ValueError(f"q, k, v of {q_BHSD.dtype}, {k_BKLD.dtype}, {v_BKLD.dtype} given; convert q to the cache's")
-    if q_BHSD.stride(3) != 1 or not (k_BKLD.is_contiguous() and v_BKLD.is_contiguous()):
+    if not q_BHSD.dtype == k_NKLD.dtype == v_NKLD.dtype:
+        raise ValueError(f"q, k, v of {q_BHSD.dtype}, {k_NKLD.dtype}, {v_NKLD.dtype} given; convert q to the cache's")
+    if q_BHSD.stride(3) != 1 or not (k_NKLD.is_contiguous() and v_NKLD.is_contiguous()):
         raise ValueError("a strided cache or head given; make k, v and the last dimension of q contiguous")
-    if len(seen.slots_S) != queries or len(seen.needed_L) != length:
-        given = f"{len(seen.slots_S)} slots and {len(seen.needed_L)} needed ones"
-        raise ValueError(f"{given} given for {queries} queries and {length} keys; there must be one of each")
-    numbers = {name: getattr(seen, name) for name in ("slots_S", "needed_L", "whole", "extent")}
-    wrong = [name for name, one in numbers.items() if one.dtype not in WHOLE or not one.is_contiguous()]
+    _check_rule(seen, batch, q_BHSD.shape[2], length)
+
+
+def _check_rule(seen: Visibility, batch: int, queries: int, length: int) -> None:
+    """That its numbers are there for all samples, or for each."""
+    numbers = {"slots_S": (seen.slots_S, queries), "needed_L": (seen.needed_L, length)}
+    numbers |= {"whole": (seen.whole, 1), "extent": (seen.extent, 1)}
+    for name, (one, size) in numbers.items():
+        if one.shape not in ((size,), (batch, size)):
+            raise ValueError(
+                f"{name} of {tuple(one.shape)} given for {batch} samples of {queries} queries and {length} keys; "
+                f"it must be {(size,)} or {(batch, size)}"
+            )
+    wrong = [name for name, (one, _) in numbers.items() if one.dtype not in WHOLE or not one.is_contiguous()]
     if wrong:
         raise ValueError(f"{', '.join(wrong)} given otherwise; they must be contiguous, of int32 or int64")
+    rows = seen.rows_B
+    if rows is not None and (rows.shape != (batch,) or rows.dtype != torch.int64 or not rows.is_contiguous()):
+        raise ValueError(f"rows_B of {tuple(rows.shape)}, {rows.dtype} given; {batch} of int64 are needed")
 
 
 @triton.jit
@@ -172,6 +187,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     needed,
     whole,
     extent,
+    rows,  # of the cache, None if they are the samples
     out,  # (splits, B, S, H, D)
     lse,  # (splits, B, S, H), None for a single split
     S,
@@ -179,6 +195,10 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     q_batch,
     q_head,
     q_query,
+    slots_batch,
+    needed_batch,
+    whole_batch,
+    extent_batch,
     scale,  # log2(e) / sqrt(D): the softmax is in powers of two
     K: tl.constexpr,
     G: tl.constexpr,
@@ -186,6 +206,8 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     BLOCK: tl.constexpr,
+    EVERYBODY: tl.constexpr,
+    PADDING: tl.constexpr,
     STAGES: tl.constexpr,
     FEW: tl.constexpr,
     PDL: tl.constexpr,
@@ -202,16 +224,20 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     column = tl.arange(0, D)
     q_at = q + batch * q_batch + head_of_row * q_head + query.to(tl.int64) * q_query
     q_RD = tl.load(q_at[:, None] + column, mask=real[:, None], other=0.0)
-    slot = tl.load(slots + query, mask=real, other=-1).to(tl.int32)
+    slot = tl.load(slots + batch * slots_batch + query, mask=real, other=PADDING).to(tl.int32)
 
-    k += head * L * D
-    v += head * L * D
+    cache_head = head
+    if rows is not None:
+        cache_head = tl.load(rows + batch) * K + kv_head
+    k += cache_head * L * D
+    v += cache_head * L * D
+    needed += batch * needed_batch
     row_max = tl.full([ROWS], -1.0e30, tl.float32)  # finite: with nothing seen so far, weights are 0 and not NaN
     row_sum = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, D], tl.float32)
     splits = tl.num_programs(2)
-    tiles = tl.load(extent).to(tl.int32) * (BLOCK // KEYS)
-    unmasked = tl.load(whole).to(tl.int32) * (BLOCK // KEYS)
+    tiles = tl.load(extent + batch * extent_batch).to(tl.int32) * (BLOCK // KEYS)
+    unmasked = tl.load(whole + batch * whole_batch).to(tl.int32) * (BLOCK // KEYS)
     unmasked = tl.where(tiles < FEW * splits, 0, unmasked)  # a second loop costs more than masking a few tiles
     for number in tl.range(unmasked * split // splits, unmasked * (split + 1) // splits, num_stages=STAGES):
         at = (number * KEYS + tl.arange(0, KEYS))[:, None] * D + column
@@ -226,7 +252,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         score = tl.where(least[None, :] <= slot[:, None], score, float("-inf"))
         row_max, row_sum, acc = _online_softmax(score, v + at, row_max, row_sum, acc, scale)
 
-    seen = (row_sum > 0) & (slot >= 0)  # a row of padding sees nothing
+    seen = (row_sum > 0) & (slot >= EVERYBODY)  # a row of padding sees nothing
     row_sum = tl.where(seen, row_sum, 1.0)
     batches = tl.num_programs(1) // K
     entry = ((split * batches + batch) * S + query) * (K * G) + head_of_row
