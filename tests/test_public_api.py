@@ -31,6 +31,10 @@ NAMES = {
     "Piece",
     "Request",
     "Session",
+    # worlds that are played
+    "Arena",
+    "LiveSession",
+    "Snapshot",
 }
 
 

@@ -8,6 +8,8 @@ step; `make_plan` derives what is fed and sampled when; one loop runs every plan
     import diagonal
     world = diagonal.load("mcar/tiny")
     for piece in world.stream(prompt, actions, schedule="diagonal:k=1"): ...
+    session = world.play(prompt)
+    piece = session.step(action)
 
 Causal diffusion does the same with chunks of frames and their denoising steps:
 
@@ -25,14 +27,16 @@ __version__ = "0.1.0"
 SPINS = 3_000  # looks at a barrier before a thread sleeps; GNU OpenMP alone: 300,000 (docs/performance.md)
 
 if TYPE_CHECKING:
+    from diagonal.generation.arena import Arena as Arena
     from diagonal.generation.components import Weights as Weights
+    from diagonal.generation.live import LiveSession as LiveSession
     from diagonal.generation.load import load as load
     from diagonal.generation.request import Request as Request
     from diagonal.generation.session import Clip as Clip
     from diagonal.generation.session import Piece as Piece
     from diagonal.generation.session import Session as Session
+    from diagonal.generation.snapshot import Snapshot as Snapshot
     from diagonal.generation.video import VideoModel as VideoModel
-    from diagonal.generation.world import Free as Free
     from diagonal.generation.world import World as World
     from diagonal.planning.decoding.diagonal import Diagonal as Diagonal
     from diagonal.planning.decoding.raster import Raster as Raster
@@ -45,12 +49,17 @@ if TYPE_CHECKING:
     from diagonal.planning.plan import Step as Step
     from diagonal.planning.plan import make_plan as make_plan
     from diagonal.planning.sampling import Sampling as Sampling
+    from diagonal.worlds.protocols import Free as Free
 
 # Where each public name lives. Imported on first use, so that plans work without torch.
 _HOMES = {
     **dict.fromkeys(("Grid", "Layout"), "planning.grid"),
     **dict.fromkeys(("Order", "Plan", "StandIn", "Step", "make_plan"), "planning.plan"),
-    **dict.fromkeys(("Free", "World"), "generation.world"),
+    "Arena": "generation.arena",
+    "LiveSession": "generation.live",
+    "Snapshot": "generation.snapshot",
+    "World": "generation.world",
+    "Free": "worlds.protocols",
     "load": "generation.load",
     **dict.fromkeys(("Clip", "Piece", "Session"), "generation.session"),
     "Request": "generation.request",
@@ -62,11 +71,13 @@ _HOMES = {
     "Window": "planning.decoding.window",
 }
 __all__ = [
+    "Arena",
     "Clip",
     "Diagonal",
     "Free",
     "Grid",
     "Layout",
+    "LiveSession",
     "Order",
     "Piece",
     "Plan",
@@ -74,6 +85,7 @@ __all__ = [
     "Request",
     "Sampling",
     "Session",
+    "Snapshot",
     "StandIn",
     "Step",
     "VideoModel",

@@ -129,8 +129,8 @@ def test_activations_are_those_of_a_forward_over_the_prompt(name: str, dtype: to
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_p=0.8), Sampling(top_k=9, top_p=0.8)], ids=str)
 def test_sampling_takes_no_more_than_predicted(sampling: Sampling) -> None:
     """Logits so flat that top-p must sort them all."""
-    sampler = Sampler(sampling, torch.tensor([[0, 5000]]), 0, [torch.Generator().manual_seed(0)])
-    sampler.begin(40)
+    sampler = Sampler(sampling, torch.tensor([[0, 5000]]), 0, torch.tensor([0]))
+    sampler.begin(40, 0)
     with Live() as live:
         logits = torch.zeros(1, 40, 5000)
         sampler(logits, torch.arange(40))

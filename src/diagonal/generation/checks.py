@@ -17,7 +17,7 @@ from torch import Tensor
 
 from diagonal import checkpoints
 from diagonal.catalog.names import find
-from diagonal.catalog.variants import DiffusionVariant, Variant
+from diagonal.catalog.variants import DiffusionVariant, TokenConfig, Variant
 from diagonal.engine.tokens.decode import plans, spans
 from diagonal.generation.components import NONE, VAE, Weights, published_vae
 from diagonal.generation.request import Request, latent_frames, latent_size
@@ -88,11 +88,16 @@ def resized(world: Described, height: int, width: int) -> Variant:
     if height % patch or width % patch or min(height, width) < patch:
         raise ValueError(f"frames of {height}x{width} asked for; both sides must be multiples of {patch}")
     config = replace(cast(Any, variant.config), rows=height // patch, cols=width // patch)
-    with torch.device("meta"):
-        states = [one.build().state_dict() for one in (variant.config, config)]
+    states = [built(one).state_dict() for one in (variant.config, config)]
     if any(states[1][key].shape != value.shape for key, value in states[0].items()):
         raise ValueError(f"{world.name} has learned positions of its own frames, {frame_size(world)}: no others")
     return replace(variant, config=config)
+
+
+def built(config: TokenConfig) -> Any:
+    """The model of this config without numbers."""
+    with torch.device("meta"):
+        return config.build()
 
 
 def token_frames(world: Described, frames: int) -> int:

@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diagonal.engine.kernels.cpu import on_cpu
 
-def find_dtype(name: str, device: torch.device | str) -> torch.dtype:
-    """float32, bfloat16, or for 'auto' the one that the device computes fastest."""
+
+def find_dtype(name: str, device: torch.device | str, int8_rows: bool = False) -> torch.dtype:
+    """float32, bfloat16, or for 'auto' the one that the device computes fastest. `int8_rows`: for a token model whose
+    weights are rows of int8."""
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     if name in known:
         return known[name]
@@ -17,6 +20,8 @@ def find_dtype(name: str, device: torch.device | str) -> torch.dtype:
         raise ValueError(f"dtype {name!r} is not known; write {', '.join(known)} or auto")
     if check_device(device).type == "cuda":
         return torch.bfloat16
+    if int8_rows and on_cpu(torch.device(device)):
+        return torch.float32  # the C++ library reads such weights as int8, without loss: half the bytes of bfloat16
     try:
         abilities = torch.cpu.get_capabilities()
     except AttributeError:  # PyTorch before 2.10
@@ -40,6 +45,11 @@ def sent(numbers: Any, device: torch.device, dtype: torch.dtype | None = None) -
     and then it has nothing to do."""
     here = torch.as_tensor(numbers, dtype=dtype)
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
+
+
+def on_host(made: Tensor) -> Tensor:
+    """A copy in the host's memory that nobody waits for."""
+    return torch.empty(made.shape, dtype=made.dtype, pin_memory=True).copy_(made, non_blocking=True)
 
 
 def kernels_last(codec: nn.Module) -> None:

@@ -107,7 +107,7 @@ def _load_world(
         _fill(world, state, separate)
     for module in (world.model, world.tokenizer):
         module.to(device=device, dtype=dtype).eval().requires_grad_(False)
-    if device.type == "cuda":
+    if device.type in ("cuda", "cpu"):
         kernels_last(world.tokenizer)
     return world
 

@@ -12,8 +12,8 @@ widest step, as a rule the first, which is fed the prompt, and L slots that it s
 
 Attention holds the residual and its norm; q, k and v as they are made, rotated, packed, and the result; and what the
 kernel makes of the mask S * L. Feed-forward holds the residual, the norm, the result, the widest layer's output and
-what is made of it. Only sampled positions have logits: in float32 and float64, and sorted where top-p needs it; where
-Triton is, a kernel reads them as they are, and takes less.
+what is made of it. Only sampled positions have logits: in float32, sorted and summed in float64 where top-p needs it,
+and 64 bits of noise for each; where Triton is, a kernel reads them as they are, and takes less.
 
 Not counted: pixels while the tokenizer works, the CUDA context, and the allocator's gaps. A card called 24 GB has
 24 GiB, 7 % more than the 24 * 10^9 bytes it is taken for here; the rest is theirs. On a CPU the cache is in float32,
@@ -22,6 +22,8 @@ whatever the weights are.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -37,6 +39,7 @@ from diagonal.planning.plan import Plan
 
 GB = 10**9
 CARDS = (24, 40, 48, 80, 96, 141)  # GB of well-known GPUs
+USABLE = 0.9  # of what is free: what a step computes with needs some too
 SAMPLED = 45  # bytes for each logit that is sampled from
 
 
@@ -66,6 +69,34 @@ def estimate(variant: Variant, plans: Sequence[Plan], batch: int, dtype: torch.d
         cache=2 * spec.layers * batch * spec.kv_heads * slots * spec.head_dim * dtype.itemsize,
         activations=max(_activations(model, plan, batch, dtype.itemsize) for plan in plans),
     )
+
+
+def seat_bytes(spec: CacheSpec, slots: int, dtype: torch.dtype) -> int:
+    """The cache of one live session."""
+    return 2 * spec.layers * spec.kv_heads * whole_blocks(slots) * spec.head_dim * dtype.itemsize
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free on a device; on a CPU that of the machine."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # a system that does not say
+        return sys.maxsize
+
+
+def check_seats(seats: int, each: int, free: int) -> None:
+    """Refuse more live sessions than memory holds, at so many bytes each."""
+    if seats < 1:
+        raise ValueError(f"{seats} seats asked for; an arena has at least 1")
+    fits = int(USABLE * free) // each
+    if seats > fits:
+        raise ValueError(
+            f"{seats} seats asked for; {fits} fit: the keys and values of one are {each / 2**20:,.0f} MiB, and "
+            f"{free / 2**30:,.1f} GiB are free"
+        )
 
 
 @dataclass(frozen=True, slots=True)

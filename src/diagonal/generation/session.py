@@ -5,15 +5,14 @@
         piece.index, piece.frames, piece.calls
 
 Whatever shows, writes, measures or serves a video is a consumer of `Session`. Its two forms are `token_session` and
-`chunk_session`; a `Clip` is what they collect. Live worlds (one action in, its frame out), snapshots and branches are
-to be methods of a world's session: they belong beside `TokenSession`.
+`chunk_session`; a `Clip` is what they collect. A world that is played gives its pieces one by one (`live.LiveSession`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 import numpy as np
 import torch
@@ -56,6 +55,13 @@ class Piece(_Coded):
     decode_seconds: float  # that decoding to pixels took
     given: int = 0  # so many of its first frames were given to begin with, and are not new
     actions: Tensor | None = None  # of token worlds: ids ([B,] N, suffix) of the actions that led to its token frames
+
+    @property
+    def frame(self) -> VideoArray:
+        """The last of its frames, (H, W, 3)."""
+        if self.frames.ndim != 4 or not len(self.frames):
+            raise ValueError(f"a piece with frames of shape {self.frames.shape} has no one last frame; take `frames`")
+        return cast(VideoArray, self.frames[-1])
 
     @property
     def new(self) -> int:

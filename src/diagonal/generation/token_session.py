@@ -16,6 +16,7 @@ from diagonal.engine.tokens.protocols import TokenModel
 from diagonal.engine.tokens.runner import Kind, Runner, take_runner
 from diagonal.engine.warm import Warm
 from diagonal.generation.clock import Clock, Elapsed
+from diagonal.generation.devices import on_host
 from diagonal.generation.session import Piece
 from diagonal.planning.plan import Plan
 
@@ -116,7 +117,7 @@ class TokenSession:
             side.wait_stream(torch.cuda.current_stream(kind.device))
             with torch.cuda.stream(side):
                 began = clock.mark()
-                parts = tuple(_on_host(part) for part in self._parts(frame, state))
+                parts = tuple(on_host(part) for part in self._parts(frame, state))
                 frame.tokens.record_stream(side)
                 frame.action.record_stream(side)
                 waiting.append(_Made(parts, counted.since(), took, Elapsed(began, clock.mark())))
@@ -172,8 +173,3 @@ class _Made(NamedTuple):
         if self.decoding.ready is not None:
             self.decoding.ready.synchronize()
         return self
-
-
-def _on_host(made: Tensor) -> Tensor:
-    """A copy that nobody waits for."""
-    return torch.empty(made.shape, dtype=made.dtype, pin_memory=True).copy_(made, non_blocking=True)

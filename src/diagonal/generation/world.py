@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,28 +22,25 @@ from torch import Tensor
 from diagonal import checkpoints
 from diagonal.catalog.variants import Variant
 from diagonal.checkpoints.quantize import quantize as quantize_model
-from diagonal.engine.sampler import Sampler, generators
+from diagonal.engine.sampler import Sampler, seeds
 from diagonal.engine.tokens.decode import Video, plans, spans
+from diagonal.engine.tokens.live import LiveDecoder
 from diagonal.engine.tokens.runner import Runner
 from diagonal.engine.warm import Warm
 from diagonal.generation import checks
+from diagonal.generation.arena import Arena, play_alone
+from diagonal.generation.live import LiveSession
 from diagonal.generation.session import Clip, collect
+from diagonal.generation.snapshot import Snapshot
 from diagonal.generation.token_session import TokenSession
 from diagonal.media.video import VideoArray
 from diagonal.planning.decoding import Schedule
 from diagonal.planning.grid import Layout
 from diagonal.planning.plan import Order
 from diagonal.planning.sampling import Sampling
-from diagonal.worlds.protocols import ActionSpace
+from diagonal.worlds.protocols import ActionSpace, Free
 
 UNKNOWN = -1  # a cell that is not decoded yet
-
-
-@dataclass(frozen=True, slots=True)
-class Free:
-    """Actions that the model chooses itself, after those `given`; for models that were trained to act (WHAM)."""
-
-    given: Sequence[Any] | None = None
 
 
 class World:
@@ -56,7 +53,7 @@ class World:
             self.model: Any = variant.config.build()
             self.tokenizer: Any = tokenizer.build()
         self.quantized: str | None = None  # of quantize.KINDS
-        self.warm = Warm[Runner]()
+        self.warm, self.live = Warm[Runner](), Warm[LiveDecoder]()
         self.runner: Any = self.model  # what the engine calls: the model, or the model under a text
         self.actions = cast(ActionSpace, importlib.import_module(f"diagonal.worlds.{variant.actions}"))
 
@@ -64,6 +61,18 @@ class World:
     def size(self) -> tuple[int, int]:
         """Height and width of the frames."""
         return checks.frame_size(self)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        device: torch.device = next(self.model.parameters()).device
+        return device
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """Of keys and values. On a CPU attention is quicker in float32, whatever the weights are."""
+        dtype: torch.dtype = next(self.model.parameters()).dtype
+        return torch.float32 if self.device.type == "cpu" else dtype
 
     def layout(self, frames: int) -> Layout:
         """The token sequence of a video of so many frames."""
@@ -103,7 +112,7 @@ class World:
         if not self.quantized:
             quantize_model(self.model, kind)
             self.model.eval().requires_grad_(False)
-            self.quantized, self.warm = kind, Warm[Runner]()
+            self.quantized, self.warm, self.live = kind, Warm[Runner](), Warm[LiveDecoder]()
         return self
 
     def compile_tokenizer(self) -> None:
@@ -147,11 +156,10 @@ class World:
             self.variant.sampling if sampling is None else sampling,
             torch.tensor(config.valid_ids(), device=units.device),
             layout.prefix,
-            generators(seed, batch, units.device),
+            seeds(seed, batch, units.device),
         )
         paired = list(zip(windows, plans(layout, windows, order, acts), strict=True))
-        # On a CPU attention is quicker in float32, whatever the weights are.
-        dtype = torch.float32 if units.device.type == "cpu" else next(self.model.parameters()).dtype
+        dtype = self.cache_dtype
         video = Video(layout, prefix, units)
         return TokenSession(self.runner, self.tokenizer, video, known, paired, sampler, batched, dtype, self.warm)
 
@@ -168,6 +176,34 @@ class World:
         """The whole clip at once; the arguments are those of `stream`."""
         stream = self.stream(prompt, actions, frames=frames, schedule=schedule, sampling=sampling, seed=seed)
         return collect(stream, stream.batched)
+
+    def play(
+        self,
+        prompt: str | VideoArray | Tensor,
+        actions: Sequence[Any] | None = None,
+        *,
+        schedule: str | Schedule | Order = "diagonal:k=1",
+        sampling: Sampling | None = None,
+        seed: int = 0,
+        context: str | None = None,
+    ) -> LiveSession:
+        """Play from `prompt` on: the name of a start view, frames or token ids as `stream` takes them. `actions` are
+        those between prompt frames; None means doing nothing.
+
+        `session.step(action)` gives the frame that an action leads to. When the window is full, `context` says how it
+        goes on: "roll", the oldest frame makes room (the default where positions are rotary), or "refill", the newest
+        reference frames are fed again, as `stream` does.
+        """
+        return play_alone(self, prompt, actions, (schedule, sampling, seed), context)
+
+    def arena(self, seats: int, context: str | None = None) -> Arena:
+        """Room for so many sessions that share model calls."""
+        return Arena(self, seats, context)
+
+    def resume(self, saved: Snapshot | str | Path) -> LiveSession:
+        """Go on where a snapshot, or its file, was made: the same frames follow."""
+        saved = saved if isinstance(saved, Snapshot) else Snapshot.load(saved)
+        return Arena(self, 1, saved.context).resume(saved, alone=True)
 
     def encode(self, prompt: VideoArray | Tensor) -> tuple[Tensor, bool]:
         """Token ids (B, frames, rows, cols) of a prompt, and whether it came as a batch."""

@@ -10,6 +10,7 @@ from diagonal.media.video import VideoArray
 NOOP = "noop"
 STARTS: tuple[str, ...] = ()
 SCRIPT = ""
+CONTROLS: dict[str, str] = {}
 
 
 def start(name: str) -> tuple[VideoArray, list[str]]:

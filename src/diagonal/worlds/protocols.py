@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Actions that the model chooses itself, after those `given`; for models that were trained to act (WHAM)."""
+
+    given: Sequence[Any] | None = None
 
 
 class ActionSpace(Protocol):
@@ -23,6 +31,11 @@ class ActionSpace(Protocol):
     @property
     def SCRIPT(self) -> str:  # noqa: N802
         """Actions worth showing, in the short text form."""
+        ...
+
+    @property
+    def CONTROLS(self) -> Mapping[str, str]:  # noqa: N802
+        """What each key of a keyboard adds to the action, in the short text form; other keys do nothing."""
         ...
 
     def start(self, name: str) -> tuple[Any, list[Any]]:

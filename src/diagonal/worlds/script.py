@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 MAX_ACTIONS = 1_000_000
@@ -23,3 +23,16 @@ def parse(text: str, one: Callable[[str], Action]) -> list[Action]:
             raise ValueError(f"more than {MAX_ACTIONS} actions given")
         actions += [one(held)] * count
     return actions
+
+
+def together(parts: Sequence[str], known: Callable[[str], object]) -> str:
+    """The text of one action that holds these parts, the newest last: where `known` refuses them together, older ones
+    are left out. Without parts, doing nothing."""
+    held: list[str] = []
+    for part in reversed(parts):
+        try:
+            known("+".join([part, *held]))
+        except ValueError:
+            continue
+        held.insert(0, part)
+    return "+".join(held) or "noop"

@@ -70,6 +70,13 @@ BUTTONS = {
 
 STARTS = ("hall", "lamps", "gate", "doors", "steel", "bricks")
 SCRIPT = "right*8,forward*8"
+CONTROLS = {
+    **dict.fromkeys(("w", "up"), "forward"),
+    **dict.fromkeys(("s", "down"), "back"),
+    **dict.fromkeys(("a", "left"), "left"),
+    **dict.fromkeys(("d", "right"), "right"),
+    "space": "attack",
+}
 
 
 def start(name: str) -> tuple[VideoArray, list[str]]:

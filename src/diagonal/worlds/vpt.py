@@ -93,6 +93,23 @@ class Action:
 NOOP = Action()
 STARTS: tuple[str, ...] = ()
 SCRIPT = "forward*4,forward+jump*2,yaw=15*2"
+CONTROLS = {
+    "w": "forward",
+    "s": "back",
+    "a": "left",
+    "d": "right",
+    "space": "jump",
+    "x": "sneak",
+    "c": "sprint",
+    "f": "attack",
+    "e": "use",
+    "g": "drop",
+    "v": "pickItem",
+    "left": "yaw=-15",
+    "right": "yaw=15",
+    "up": "pitch=-10",
+    "down": "pitch=10",
+}
 
 
 def start(name: str) -> tuple[VideoArray, list[Action]]:

@@ -68,6 +68,18 @@ class Action:
 NOOP = Action()
 STARTS: tuple[str, ...] = ()
 SCRIPT = "x1=1*4,x1=1+x2=0.6*3,b0*2,noop"
+BUTTON_KEYS = ("space", "f", "e", "x", "c", "v", "g", "z", "h", "j", "k", "l")
+CONTROLS = {
+    "a": "x0=-1",
+    "d": "x0=1",
+    "w": "x1=1",
+    "s": "x1=-1",
+    "left": "x2=-0.6",
+    "right": "x2=0.6",
+    "up": "x3=0.6",
+    "down": "x3=-0.6",
+    **{key: f"b{number}" for number, key in enumerate(BUTTON_KEYS)},
+}
 
 
 def start(name: str) -> tuple[VideoArray, list[Action]]:
