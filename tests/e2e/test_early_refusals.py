@@ -12,7 +12,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from diagonal import Order, Sampling, Snapshot
 from diagonal.cli import main
+from diagonal.cli.game import ACT, SCHEDULE, Move, Replay
 from diagonal.generation import load as loading
 from diagonal.media import video
 
@@ -24,6 +26,19 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         file.write(np.full((12, 64, 96, 3), 90, np.uint8))
     (folder / "noise.mp4").write_bytes(b"no video at all")
     save_file({"prompt_embeds": torch.ones(3, 5)}, folder / "narrow.safetensors")
+    units = torch.zeros(1, 193, dtype=torch.long)
+    here = Snapshot("doom/tiny", "0", "roll", Order.of("raster"), Sampling(), 0, 0, units, 1, ())
+    here.save(folder / "here.json")
+    Replay(here, [Move(ACT, "forward")]).save(folder / "replay.json")
+    Replay(here, [Move(ACT, "sneeze")]).save(folder / "sneeze.json")
+    Replay(here, [Move(SCHEDULE, "diagonal:k=1,d=2")]).save(folder / "overlap.json")
+    whole = (folder / "replay.json").read_text()
+    (folder / "cut.json").write_text(whole[: len(whole) // 2])
+    (folder / "kind.json").write_text(whole.replace('"act"', '"jump"'))
+    (folder / "often.json").write_text(whole.replace('"times": 1', '"times": 1.5'))
+    (folder / "other.json").write_text(whole.replace("diagonal replay", "a song"))
+    (folder / "newer.json").write_text(whole.replace('"version": 1', '"version": 2'))
+    (folder / "beginning.json").write_text(whole.replace('"given": 1', '"given": 2'))
     return folder
 
 
@@ -99,6 +114,61 @@ WORLDS = {
     "no such start": (["generate", "--start", "moon"], "lamps, gate"),
     "bench of half a token frame": (["bench", "--model", "cosmos/tiny", "--frames", "7"], "makes 8 at a time"),
 }
+PLAY = ("play", "--model", "doom/tiny", "--script", "forward")
+PLAYED = {
+    "no terminal": (["play"], "stdin is no terminal, so nobody can play; run it in one, or give --script"),
+    "nothing to play by": (["play", "--draw", "none"], "--draw none shows nothing to play by"),
+    "two things on stdout": ([*PLAY, "--draw", "blocks", "--json"], "--json and --draw blocks both write to stdout"),
+    "a video on stdout": ([*PLAY, "--out", "-"], "name a file"),
+    "a video nowhere": ([*PLAY, "--out", "none/play.mp4"], "the folder none does not exist"),
+    "a video by another name": ([*PLAY, "--out", "play.txt"], ".mp4"),
+    "a snapshot by another name": ([*PLAY, "--save", "here.txt"], "must end in .json"),
+    "a replay nowhere": ([*PLAY, "--replay", "none/replay.json"], "the folder none does not exist"),
+    "no such start": ([*PLAY, "--start", "moon"], "lamps, gate"),
+    "no such schedule": ([*PLAY, "--schedule", "zigzag"], "'zigzag'"),
+    "frames that overlap": ([*PLAY, "--schedule", "diagonal:k=1,d=2"], "frames overlap in the schedule"),
+    "an order that forgets": ([*PLAY, "--stand-in", "prompt_frame"], "which a live video forgets"),
+    "no such context": ([*PLAY, "--context", "slide"], "context 'slide' is not known; known: roll, refill"),
+    "positions that end": (
+        ["play", "--model", "wham/tiny", "--script", "b0", "--context", "roll"],
+        "wham/tiny has learned positions",
+    ),
+    "unknown actions": ([*PLAY, "--script", "sneeze"], "unknown action 'sneeze'"),
+    "a seed below 0": ([*PLAY, "--seed=-1"], "seed -1 given"),
+    "impossible sampling": ([*PLAY, "--top-p", "0"], "top_p=0"),
+    "a world that only watches": (["play", "--model", "cosmos/tiny", "--script", "noop"], "cannot be played"),
+    "a diffusion model": (["play", "--model", "doom-t2v", "--script", "noop"], "has no tokens"),
+    "no weights": (["play", "--model", "mcar/700m", "--script", "noop"], "mcar/700m needs weights"),
+    "no such device": ([*PLAY, "--device", "abacus"], "abacus"),
+    "no such snapshot": ([*PLAY, "--resume", "none.json"], "none.json"),
+    "a damaged snapshot": ([*PLAY, "--resume", "{}/cut.json"], "is no snapshot, or a part of one"),
+    "a replay as a snapshot": ([*PLAY, "--resume", "{}/replay.json"], "is no snapshot of a session"),
+    "a snapshot and a start": (
+        [*PLAY, "--resume", "{}/here.json", "--start", "hall"],
+        "--start cannot go with --resume",
+    ),
+    "a snapshot and a seed": (
+        [*PLAY, "--resume", "{}/here.json", "--seed", "3", "--context", "roll"],
+        "--context, --seed cannot go with --resume",
+    ),
+    "a snapshot of another world": (
+        ["play", "--model", "mcar/tiny", "--resume", "{}/here.json", "--script", "noop"],
+        "--model mcar/tiny given, but the snapshot is of doom/tiny",
+    ),
+    "a replay that is asked for more": (
+        ["play", "--script", "{}/replay.json", "--schedule", "raster", "--temperature", "0"],
+        "--schedule, --temperature cannot go with a replay",
+    ),
+    "a damaged replay": (["play", "--script", "{}/cut.json"], "is no replay, or a part of one"),
+    "an unknown move": (["play", "--script", "{}/kind.json"], "unknown move 'jump'; known: act, schedule"),
+    "a move and a half": (["play", "--script", "{}/often.json"], "1.5 is no whole number"),
+    "something else": (["play", "--script", "{}/other.json"], "is no replay; diagonal play --replay writes them"),
+    "a snapshot as a replay": (["play", "--script", "{}/here.json"], "is no replay"),
+    "a replay of tomorrow": (["play", "--script", "{}/newer.json"], "reads version 1"),
+    "a replay with a damaged beginning": (["play", "--script", "{}/beginning.json"], "its beginning, is damaged"),
+    "unknown actions in a replay": (["play", "--script", "{}/sneeze.json"], "unknown action 'sneeze'"),
+    "a replay of frames that overlap": (["play", "--script", "{}/overlap.json"], "frames overlap"),
+}
 WAN = ("video", "--model", "wan/tiny", "--num-frames", "9", "--prompt", "a cat")
 SMALL = ("--height", "64", "--width", "96")
 VIDEOS = {
@@ -144,6 +214,12 @@ def test_worlds_are_not_loaded_in_vain(case: str, refused, inputs: Path) -> None
     assert words in refused(*(argument.format(inputs) for argument in arguments))
 
 
+@pytest.mark.parametrize("case", PLAYED)
+def test_worlds_to_play_are_not_loaded_in_vain(case: str, refused, inputs: Path) -> None:
+    arguments, words = PLAYED[case]
+    assert words in refused(*(argument.format(inputs) for argument in arguments))
+
+
 @pytest.mark.parametrize("case", VIDEOS)
 def test_diffusion_models_are_not_loaded_in_vain(case: str, refused, inputs: Path) -> None:
     arguments, words = VIDEOS[case]
@@ -155,3 +231,5 @@ def test_loading_would_be_noticed(refused) -> None:
         refused(*MCAR)
     with pytest.raises(AssertionError, match="a model was loaded"):
         refused(*WAN)
+    with pytest.raises(AssertionError, match="a model was loaded"):
+        refused(*PLAY)

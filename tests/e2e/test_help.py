@@ -15,6 +15,7 @@ COMMAND = str(Path(sys.executable).with_name("diagonal"))
 SCREENS = 100  # lines, two screens
 COMMANDS = {
     "generate": ("Model", "Prompt", "Schedule", "Sampling", "Output"),
+    "play": ("Model", "Prompt", "Playing", "Schedule", "Sampling", "Output"),
     "video": ("Model", "Prompt", "Size", "Schedule", "Sampling", "Output"),
     "plan": ("What to plan", "Grids and token worlds", "Schedule", "Diffusion models"),
     "bench": ("Model", "Measuring", "Token worlds", "Diffusion models", "Output"),

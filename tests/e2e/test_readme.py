@@ -42,13 +42,14 @@ def test_python_examples_run(path: Path, tmp_path: Path) -> None:
 
 
 def test_there_are_commands_to_run() -> None:
-    assert {command.split()[0] for command in _commands()} == {"generate", "video", "plan"}
+    assert {command.split()[0] for command in _commands()} == {"generate", "play", "video", "plan"}
 
 
 @pytest.mark.parametrize("command", _commands())
 def test_commands_run_as_printed(command: str, tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("diagonal")
     words = [str(tmp_path / word) if word.endswith((".png", ".mp4")) else word for word in shlex.split(command)]
+    words += ["--script", "forward"] if words[0] == "play" else []  # nobody is there to press keys
     done = subprocess.run([program, *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

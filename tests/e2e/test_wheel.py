@@ -43,8 +43,9 @@ def test_the_wheel_generates_where_nothing_else_of_the_project_is(installed: Pat
 
 def test_the_wheel_has_the_sources_of_kernels_and_says_that_it_is_typed(installed: Path) -> None:
     source = ROOT / "src" / "diagonal"
-    kernels = {path.relative_to(source) for path in source.rglob("*.cu*")}
     package = installed / "diagonal"
-    assert kernels and kernels == {path.relative_to(package) for path in package.rglob("*.cu*")}
+    for pattern in ("*.cu*", "*.cpp", "*.h"):
+        kernels = {path.relative_to(source) for path in source.rglob(pattern)}
+        assert kernels and kernels == {path.relative_to(package) for path in package.rglob(pattern)}
     assert (package / "py.typed").is_file()
-    assert not [path for path in package.rglob("*") if path.suffix in (".pyc", ".cpp")]
+    assert not [path for path in package.rglob("*") if path.suffix in (".pyc", ".so")]

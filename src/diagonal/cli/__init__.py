@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from diagonal.generation.world import World
 
 # The order is that of --help.
-COMMANDS = ("plan", "models", "convert", "generate", "video", "record", "train", "distill", "evaluate", "bench")
+COMMANDS = ("plan", "models", "convert", "generate", "play", "video", "record", "train", "distill", "evaluate", "bench")
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Fast autoregressive video generation.")
 out = Console(highlight=False, soft_wrap=True)
@@ -57,8 +57,8 @@ def load_world(source: WorldSource, computing: Computing) -> World:
     from diagonal.generation.load import load
 
     name, device = source.model, computing.device
-    token_variant(find("models", name), name)
-    dtype = find_dtype(computing.dtype, device)
+    variant = token_variant(find("models", name), name)
+    dtype = find_dtype(computing.dtype, device, int8_rows=source.weights is None and bool(variant.embedded))
     world = load(name, source.weights, tokenizer=source.tokenizer, device=device, dtype=dtype)
     remark_random(name, world.weights)
     return world if computing.kind is None else world.quantize(computing.kind)

@@ -127,7 +127,7 @@ def generate(
         clip, actions, frames = prompt.clip, prompt.actions, prompt.frames
         return world.stream(clip, actions, frames=frames, schedule=order, sampling=sampling, seed=drawn.seed)
 
-    look = Look.of(world, output)
+    look = Look.of(world, output.scale, output.mark)
     if len(orders) == 1:
         runs = [_write(world, begin(orders[0]), orders[0], look, output.out_path)]
     else:
@@ -150,12 +150,12 @@ class Look:
     fps: int | Fraction
 
     @classmethod
-    def of(cls, world: World, output: Output) -> Look:
+    def of(cls, world: World, scale: int | None, marked: bool) -> Look:
         """As asked for; small frames are enlarged where nothing is asked."""
         from diagonal.media.video import to_be_seen
 
-        mark = world.variant.mark if output.mark else ""
-        return cls(output.scale or to_be_seen(world.size[0]), mark, world.variant.fps)
+        mark = world.variant.mark if marked else ""
+        return cls(scale or to_be_seen(world.size[0]), mark, world.variant.fps)
 
     def __call__(self, frames: VideoArray) -> VideoArray:
         from diagonal.media.draw import stamp

@@ -1,4 +1,4 @@
-"""What `diagonal generate` continues: the prompt, its actions and a text, made ready before the model is loaded."""
+"""What a token world continues: the prompt, its actions and a text, made ready before the model is loaded."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from diagonal.generation.checks import Described
-    from diagonal.generation.world import Free, World
+    from diagonal.generation.world import World
     from diagonal.media.video import VideoArray
     from diagonal.planning.plan import Order
-    from diagonal.worlds.protocols import ActionSpace
+    from diagonal.worlds.protocols import ActionSpace, Free
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptOptions:
-    """What is continued, and along which actions."""
+class Beginning:
+    """What a world begins with."""
 
     panel: ClassVar[str] = "Prompt"
 
@@ -41,6 +41,32 @@ class PromptOptions:
             "which takes no actions, its last ones. Default: the model's number.",
         ),
     ] = None
+
+    def __post_init__(self) -> None:
+        if self.prompt is not None and self.start is not None:
+            raise ValueError("--prompt and --start both say where to begin; give one")
+        if self.prompt is None and self.prompt_frames is not None:
+            raise ValueError(f"--prompt-frames {self.prompt_frames} needs --prompt")
+        if self.prompt is not None and not Path(self.prompt).exists():
+            raise FileNotFoundError(
+                f"--prompt {self.prompt} does not exist; give a video, a picture, or a folder of pictures"
+            )
+
+    def frames_of(self, world: Described, fitting: Fitting, untrained: bool) -> tuple[VideoArray, list[Any]]:
+        """The frames that a world begins with, fitted, and the actions between them. Without weights a drawn picture
+        will do."""
+        from diagonal.generation import checks
+
+        clip, between = _begin(world, space(world), self, untrained)
+        clip = clip if self.prompt is None else fitting.fit(clip, checks.frame_size(world))
+        checks.check_prompt(world, clip)
+        return clip, between
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(Beginning):
+    """What is continued, and along which actions."""
+
     size: Annotated[str | None, typer.Option(help="HEIGHTxWIDTH of the frames. Default: the model's.")] = None
     text: Annotated[str | None, typer.Option(help="What is to happen, for models that read text.")] = None
     text_embeds: Annotated[
@@ -59,16 +85,9 @@ class PromptOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        if self.prompt is not None and self.start is not None:
-            raise ValueError("--prompt and --start both say where to begin; give one")
-        if self.prompt is None and self.prompt_frames is not None:
-            raise ValueError(f"--prompt-frames {self.prompt_frames} needs --prompt")
+        Beginning.__post_init__(self)
         if self.text is not None and self.text_embeds is not None:
             raise ValueError("--text and --text-embeds both say what is to happen; give one")
-        if self.prompt is not None and not Path(self.prompt).exists():
-            raise FileNotFoundError(
-                f"--prompt {self.prompt} does not exist; give a video, a picture, or a folder of pictures"
-            )
 
 
 @dataclass(frozen=True)
@@ -86,10 +105,10 @@ class Continuation:
         """Refuse orders that cannot decode this, and seeds that are none."""
         import torch
 
-        from diagonal.engine.sampler import generators
+        from diagonal.engine.sampler import seeds
         from diagonal.generation import checks
 
-        generators(seed, 1, torch.device("cpu"))
+        seeds(seed, 1, torch.device("cpu"))
         world, known = self.world, 1 + (len(self.clip) - 1) // int(self.world.tokenizer.stride)
         rest = max(world.variant.config.frames - known, 1)
         new = rest if self.frames is None else checks.token_frames(world, self.frames)
@@ -110,10 +129,8 @@ def prepare(world: Described, asked: PromptOptions, fitting: Fitting, untrained:
     size = None if asked.size is None else _size(asked.size)
     if size is not None:
         world = checks.Unloaded(world.name, checks.resized(world, *size), world.tokenizer)
-    text, actions = _text(world, asked), _space(world)
-    clip, between = _begin(world, actions, asked, untrained)
-    clip = clip if asked.prompt is None else fitting.fit(clip, checks.frame_size(world))
-    checks.check_prompt(world, clip)
+    text, actions = _text(world, asked), space(world)
+    clip, between = asked.frames_of(world, fitting, untrained)
     taken, frames = _actions(world, actions, asked, between)
     return Continuation(world, clip, taken, frames, size, text)
 
@@ -121,18 +138,17 @@ def prepare(world: Described, asked: PromptOptions, fitting: Fitting, untrained:
 def check_asked(world: Described, asked: PromptOptions, untrained: bool) -> None:
     """Refuse what no checkpoint can make right: of worlds whose checkpoint decides on their sizes."""
     _text(world, asked)
-    actions = _space(world)
+    actions = space(world)
     _, between = _begin(world, actions, asked, untrained)
     _actions(world, actions, asked, between)
 
 
-def _space(world: Described) -> ActionSpace:
+def space(world: Described) -> ActionSpace:
+    """The actions of a world that need not be loaded."""
     return cast("ActionSpace", importlib.import_module(f"diagonal.worlds.{world.variant.actions}"))
 
 
-def _begin(
-    world: Described, actions: ActionSpace, asked: PromptOptions, untrained: bool
-) -> tuple[VideoArray, list[Any]]:
+def _begin(world: Described, actions: ActionSpace, asked: Beginning, untrained: bool) -> tuple[VideoArray, list[Any]]:
     """The frames that are continued, as they come, and the actions between them."""
     if asked.prompt is None:
         return _start(world, actions, asked.start, untrained)
@@ -217,7 +233,7 @@ def _actions(
 ) -> tuple[list[Any] | Free | None, int | None]:
     """Actions for every frame but the last, those `between` prompt frames included, and how many frames are new."""
     from diagonal.generation.checks import check_chooses
-    from diagonal.generation.world import Free
+    from diagonal.worlds.protocols import Free
 
     known, script, frames = len(between) + 1, asked.actions, asked.frames
     if script == "model":
