@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from diagonal.cli import app, load_world, out, print_json, progress_bar
+from diagonal.cli.bench_live import SessionsMeasured, bench_live, print_sessions
 from diagonal.cli.bench_video import VideosMeasured, bench_video, columns, print_cases, print_kernels
 from diagonal.cli.options import Computing, Json, WorldSource, chosen, flat, given, refuse
 from diagonal.planning.decoding import DEFAULT
@@ -104,6 +105,7 @@ def bench(
     computing: Computing,
     measuring: Measuring,
     worlds: WorldsMeasured,
+    sessions: SessionsMeasured,
     videos: VideosMeasured,
     output: Output,
 ) -> None:
@@ -120,10 +122,17 @@ def bench(
     result: dict[str, Any] = {"kind": "bench", "command": " ".join(["diagonal", *sys.argv[1:]])}
     source = WorldSource(model=what.model, weights=what.weights, tokenizer=what.tokenizer)
     video = isinstance(find("models", source.model), DiffusionVariant)
+    live = sessions.sessions is not None
     refuse(given(worlds if video else videos), source.model)
+    if video or not live:
+        refuse(given(sessions), source.model if video else "a bench without --sessions")
+    if live:
+        refuse(given(worlds), "--sessions")
     if video:
         requests = videos.requests(source, measuring.schedule, measuring.frames)
         result |= bench_video(source, computing, requests, chosen(measuring, "repeat", "warmup"))
+    elif live:
+        result |= bench_live(source, computing, measuring.schedule or [DEFAULT], sessions, measuring.frames)
     else:
         result |= _bench_worlds(source, computing, measuring, worlds)
     if output.out_path is not None:
@@ -135,6 +144,8 @@ def bench(
         print_json(result)
     elif video:
         print_cases(result)
+    elif live:
+        print_sessions(result)
     else:
         _print(result)
 

@@ -137,11 +137,12 @@ def decoding(case: Case, settings: WorldSettings) -> TokenSession:
     """The decoding of a case, after prompts of random ids."""
     world = case.world
     usual = 1 + (world.variant.prompt_frames - 1) // int(world.tokenizer.stride)
-    prompt = _random_ids(world, settings.batch, usual if settings.known is None else settings.known)
+    prompt = random_ids(world, settings.batch, usual if settings.known is None else settings.known)
     return world.stream(prompt, frames=settings.frames, schedule=case.order)
 
 
-def _random_ids(world: World, batch: int, frames: int) -> Tensor:
+def random_ids(world: World, batch: int, frames: int) -> Tensor:
+    """Token ids (batch, frames, rows, cols) of prompts, always the same ones."""
     config = world.variant.config
     shape = (batch, frames, config.rows, config.cols)
     return torch.randint(config.codebook, shape, generator=torch.Generator().manual_seed(0))
@@ -202,7 +203,7 @@ def _tokenizer_ms(case: Case, settings: WorldSettings, frames: int) -> float:
     """Milliseconds to decode one token frame of each prompt to pixels on the host: the median, one frame after the
     other."""
     world, clock = case.world, Clock(next(case.world.model.parameters()).device)
-    ids_BTHW = _random_ids(world, settings.batch, frames + 1).to(clock.device)
+    ids_BTHW = random_ids(world, settings.batch, frames + 1).to(clock.device)
     times = []
     for index in range(settings.warmup + settings.repeat):
         state: dict[str, Tensor] = {}
