@@ -18,7 +18,7 @@ COMMANDS = {
     "play": ("Model", "Prompt", "Playing", "Schedule", "Sampling", "Output"),
     "video": ("Model", "Prompt", "Size", "Schedule", "Sampling", "Output"),
     "plan": ("What to plan", "Grids and token worlds", "Schedule", "Diffusion models"),
-    "bench": ("Model", "Measuring", "Token worlds", "Diffusion models", "Output"),
+    "bench": ("Model", "Measuring", "Token worlds", "Sessions", "Diffusion models", "Output"),
     "distill": ("Model", "Prompts", "Method", "Videos", "Training", "Plan", "Run"),
     "evaluate": ("Model", "Clips", "Measuring", "Output"),
     "convert": ("Model", "Token worlds", "Diffusion models", "Output"),

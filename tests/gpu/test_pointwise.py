@@ -109,6 +109,17 @@ def test_rows_are_taken_from_tables(width: int, dtype: torch.dtype) -> None:
     assert torch.equal(outside[:, 0], tables[:, 7]) and outside[:, 1:].isnan().all()
 
 
+@pytest.mark.parametrize("shape", [(1,), (2, 33), (3, 700)], ids=str)
+@pytest.mark.parametrize("width", [16, 96, 128])
+def test_positions_are_rotations_however_far_they_are(shape: tuple[int, ...], width: int) -> None:
+    positions = torch.randint(10**9, shape, device=DEVICE) // 10 ** torch.randint(9, shape, device=DEVICE)
+    with poisoned():
+        found = _step_kernels().rope_1d(positions, width, 10000.0)
+    for one, wanted in zip(found, reference.rope_1d(positions, width, 10000.0), strict=True):
+        assert one.shape == (*shape, width)
+        assert (one - wanted).abs().max() < 1e-6
+
+
 def _heads(shape: tuple[int, ...], normed: bool, dtype: torch.dtype) -> tuple[Heads, Tensor, Tensor]:
     batch, inputs, heads, kv_heads, width = shape
     torch.manual_seed(sum(shape))

@@ -14,11 +14,11 @@ from torch import Tensor
 import diagonal
 from diagonal import Grid, Layout, Sampling, checkpoints, make_plan
 from diagonal.engine.attention import Dense
+from diagonal.engine.heads import frequencies
 from diagonal.engine.sampler import weights as sampling_weights
 from diagonal.engine.tokens.decode import decode
 from diagonal.engine.tokens.runner import Eager
 from diagonal.models.cosmos import VARIANTS, Config, Yarn, rope_3d, sines_3d
-from diagonal.models.layers import frequencies
 from diagonal.tokenizers import cosmos as tokenizer
 from tests.conftest import golden, golden_json
 from tests.tiny import GREEDY, new_cache, sampler

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.attention import Causal
+from diagonal.engine.heads import frequencies
 from diagonal.engine.protocols import CacheSpec
 from diagonal.models.cosmos import VARIANTS, Config, Guided, Yarn, rope_3d, split
-from diagonal.models.layers import frequencies
 from diagonal.text.encoders import ENCODERS
 from diagonal.worlds import none
 from tests.tiny import build

@@ -1,4 +1,4 @@
-"""The C++ library for a CPU against float64: linear layers, heads, attention."""
+"""The C++ library for a CPU against float64: linear layers, heads, attention, and sampling."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from diagonal.checkpoints.int8 import int8_rows
 from diagonal.engine.heads import HeadNorm, Heads
 from diagonal.engine.kernels import reference, select
 from diagonal.engine.kernels.cpu import attention, library, linear, packing
+from diagonal.engine.kernels.targets import Targets
 from diagonal.engine.kernels.visibility import BLOCK, NOWHERE, Visibility, attend_reference
 from diagonal.engine.linear import Activation, DeferredLinear, FusedLinear, Norm
+from diagonal.engine.sampler import sample, sample_into
 from diagonal.models.layers import rope_1d
+from diagonal.planning.sampling import Sampling
+from tests.reference_sampling import KINDS, SAMPLINGS, check, rows
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="needs a C++ compiler")
 
@@ -288,3 +292,46 @@ def test_samples_may_differ() -> None:
             read = [one[:, :, : len(parts[b].needed_L)].double() for one in own]
             _close(found[b : b + 1], attend_reference(alone.double(), read[0], read[1], parts[b]), torch.float32)
     assert torch.equal(caches[0][1], k[1]) and torch.equal(caches[1][1], v[1])
+
+
+@pytest.mark.parametrize("size", [200, 700])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_ids_are_drawn_by_the_rule(sampling: Sampling, kind: str, size: int) -> None:
+    draw = select.sampler(torch.device("cpu"))
+    assert draw is not None
+    check(draw, kind, sampling, size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("sampling", [SAMPLINGS[0], SAMPLINGS[8], SAMPLINGS[12]], ids=str)
+def test_ids_are_those_of_the_twin(sampling: Sampling, dtype: torch.dtype) -> None:
+    given = rows("float32", 64, 8262, seed=3)
+    given = given._replace(logits=given.logits.to(dtype))
+    draw = select.sampler(torch.device("cpu"))
+    assert draw is not None
+    # In float32 two scores may be as good as equal.
+    assert (draw(*given, sampling) != sample(*given, sampling)).sum() <= 1
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_tokens_are_drawn_into_their_places(apart: bool) -> None:
+    logits, noise = torch.randn(3, 4, 50), torch.Generator().manual_seed(1)
+    slots = torch.stack([torch.randperm(20, generator=noise)[:4] for _ in range(3)])
+    rows_B = torch.tensor([4, 0, 2]) if apart else None
+    ids_2L = torch.stack([torch.arange(20), torch.arange(20) + 25])
+    targets = Targets(slots if apart else slots[0], slots + 7, torch.arange(3), ids_2L, rows_B)
+    found, wanted = torch.full((2, 5, 20), -7)
+    select.sample_into(found, logits, targets, Sampling(top_p=0.9))
+    sample_into(wanted, logits, targets, Sampling(top_p=0.9))
+    assert torch.equal(found, wanted) and (found == -7).sum() == 100 - 12
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+@pytest.mark.parametrize("sampling", SAMPLINGS[::4], ids=str)
+def test_a_row_without_a_finite_logit_gives_no_id(sampling: Sampling, value: float) -> None:
+    given = rows("float32", 4, 200, seed=0)
+    given.logits[2] = value
+    draw = select.sampler(torch.device("cpu"))
+    assert draw is not None
+    assert (draw(*given, sampling) == -1).tolist() == [False, False, True, False]

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from diagonal.catalog.names import find
+from diagonal.engine.kernels.device import SWITCH
 from diagonal.engine.tokens.cache import KVCache
 from diagonal.engine.tokens.decode import decode
 from diagonal.engine.tokens.runner import Eager
@@ -50,7 +51,8 @@ class Watch(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_what_counts_as_streamed_is_what_a_step_reads(name: str) -> None:
+def test_what_counts_as_streamed_is_what_a_step_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SWITCH, "0")  # PyTorch tells what it reads
     config = tiny_config(name)
     model = build(config)
     variant = find("models", name)

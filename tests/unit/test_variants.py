@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.variants import compare, settings_of
 from diagonal.engine.kernels import tuning
+from diagonal.engine.kernels.device import SWITCH
 from diagonal.engine.tokens import runner
 from diagonal.evaluation.speed.world import WorldSettings
 
@@ -43,6 +44,7 @@ def test_variants_take_turns_and_leave_the_code_as_it_was(monkeypatch: pytest.Mo
         return make(*given)
 
     monkeypatch.setattr(runner, "make_runner", noted)
+    monkeypatch.setenv(SWITCH, "0")  # eager runners are made anew for each video
     usual = runner.NARROW
     how = WorldSettings(frames=2, known=1, repeat=2, steps=3, tokenizer=False)
     first, second = compare("mcar/tiny", "diagonal:k=1", ["engine.tokens.runner.NARROW=1"], how, "cpu")

@@ -111,3 +111,14 @@ def rotate_pairs(x_BSHD: Tensor, rope: Rope) -> Tensor:
     even, odd = x_BSHD.float().unflatten(-1, (-1, 2)).unbind(-1)
     turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
     return turned.flatten(-2).to(x_BSHD.dtype)
+
+
+def frequencies(width: int, theta: float, device: torch.device) -> Tensor:
+    """theta^(-2i/width) for i < width/2, in float32: computed, not stored, so no cast can round it."""
+    return theta ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
+
+
+def cos_sin(angles: Tensor) -> Rope:
+    """A rotation: cos and sin of the angles of the pairs, once for each half of the head."""
+    both = torch.cat([angles, angles], dim=-1)
+    return both.cos(), both.sin()

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.tokens.live import LiveDecoder, Ring, Turn
+from diagonal.engine.transfers import on_host
 from diagonal.generation.checks import check_chooses
 from diagonal.generation.clock import Clock, Elapsed
-from diagonal.generation.devices import on_host
 from diagonal.generation.live import LiveSession
 from diagonal.generation.memory import check_seats, free_bytes, seat_bytes
 from diagonal.generation.opening import (

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from diagonal.engine.kernels.cpu import on_cpu
 
@@ -38,18 +36,6 @@ def check_device(name: torch.device | str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} asked for, but this PyTorch sees no CUDA GPU; use cpu")
     return device
-
-
-def sent(numbers: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Numbers of the host on a device. A GPU gets them in its turn: torch would wait for all that it has to do first,
-    and then it has nothing to do."""
-    here = torch.as_tensor(numbers, dtype=dtype)
-    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
-
-
-def on_host(made: Tensor) -> Tensor:
-    """A copy in the host's memory that nobody waits for."""
-    return torch.empty(made.shape, dtype=made.dtype, pin_memory=True).copy_(made, non_blocking=True)
 
 
 def kernels_last(codec: nn.Module) -> None:

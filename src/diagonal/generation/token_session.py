@@ -14,9 +14,9 @@ from diagonal.engine.sampler import Sampler
 from diagonal.engine.tokens.decode import Frame, Span, Video, rollout
 from diagonal.engine.tokens.protocols import TokenModel
 from diagonal.engine.tokens.runner import Kind, Runner, take_runner
+from diagonal.engine.transfers import on_host
 from diagonal.engine.warm import Warm
 from diagonal.generation.clock import Clock, Elapsed
-from diagonal.generation.devices import on_host
 from diagonal.generation.session import Piece
 from diagonal.planning.plan import Plan
 

@@ -16,15 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.catalog.variants import Variant, WeightMap
-from diagonal.engine.heads import HeadNorm, Heads, Rope, joined
+from diagonal.engine.heads import HeadNorm, Heads, Rope, cos_sin, frequencies, joined
 from diagonal.engine.protocols import CacheSpec
 from diagonal.engine.tokens.protocols import TokenLayerMemory, TokenMemory
 from diagonal.models.layers import (
     RMSNorm,
     SwiGLU,
     add_linear,
-    cos_sin,
-    frequencies,
     kept,
     look_up,
     norm_linear,

@@ -6,7 +6,6 @@ Models call these and never ask where they run: `engine.kernels.select` does.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Self
 
@@ -161,23 +160,6 @@ def kept(keep: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
     return tensors if keep is None else tuple(one[:, keep] for one in tensors)
 
 
-def frequencies(width: int, theta: float, device: torch.device) -> Tensor:
-    """theta^(-2i/width) for i < width/2, in float32: computed, not stored, so no cast can round it."""
-    return theta ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
-
-
 def rope_1d(positions: Tensor, head_dim: int, theta: float) -> Rope:
-    """cos and sin (S, D), or (B, S, D) of positions (B, S), of position * theta^(-2i/D).
-
-    Whole turns are dropped in float64: a live video counts its positions without end, and in float32 neighbours would
-    soon have the same angle.
-    """
-    exact = positions.cpu() if positions.device.type == "mps" else positions  # where there is no float64
-    angles = exact[..., None].double() * frequencies(head_dim, theta, exact.device).double()
-    return cos_sin((angles % (2 * math.pi)).float().to(positions.device))
-
-
-def cos_sin(angles: Tensor) -> Rope:
-    """A rotation: cos and sin of the angles of the pairs, once for each half of the head."""
-    both = torch.cat([angles, angles], dim=-1)
-    return both.cos(), both.sin()
+    """cos and sin (S, D), or (B, S, D) of positions (B, S), of position * theta^(-2i/D)."""
+    return select.rope_1d(positions, head_dim, theta)

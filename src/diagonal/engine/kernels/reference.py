@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from diagonal.engine.attention import causal
-from diagonal.engine.heads import Heads
+from diagonal.engine.heads import Heads, Rope, cos_sin, frequencies
 from diagonal.engine.heads import rms_norm as rms_norm
 from diagonal.engine.kernels.live import LiveFrame, LiveStep
 from diagonal.engine.kernels.visibility import BLOCK, EVERYBODY, NOWHERE, Visibility
@@ -21,6 +23,17 @@ TINY = 1e-12  # a row of zeros has some scale
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """(x - mean) / std * weight + bias over the last dimension."""
     return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+
+def rope_1d(positions: Tensor, head_dim: int, theta: float) -> Rope:
+    """cos and sin of position * theta^(-2i/D).
+
+    Whole turns are dropped in float64: a live video counts its positions without end, and in float32 neighbours would
+    soon have the same angle.
+    """
+    exact = positions.cpu() if positions.device.type == "mps" else positions  # where there is no float64
+    angles = exact[..., None].double() * frequencies(head_dim, theta, exact.device).double()
+    return cos_sin((angles % (2 * math.pi)).float().to(positions.device))
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from diagonal.engine.heads import Heads
+from diagonal.engine.heads import Heads, Rope
 from diagonal.engine.kernels import cpu, reference, tuning
 from diagonal.engine.kernels.cuda import hopper_attention, nvrtc, register_sampling, small_m_gemm, wgmma_gemm
 from diagonal.engine.kernels.device import available, serves
@@ -132,6 +132,15 @@ def embed(weight_VC: Tensor, ids: Tensor) -> Tensor:
     if not serves(ids):
         return F.embedding(ids, weight_VC)
     return gather_rows(weight_VC[None], ids.flatten())[0].view(*ids.shape, -1)
+
+
+def rope_1d(positions: Tensor, head_dim: int, theta: float) -> Rope:
+    """cos and sin (S, D), or (B, S, D) of positions (B, S), of position * theta^(-2i/D)."""
+    if not by_triton("angles of RoPE", positions):
+        return reference.rope_1d(positions, head_dim, theta)
+    from diagonal.engine.kernels.triton import decode_step
+
+    return decode_step.rope_1d(positions, head_dim, theta)
 
 
 def next_step(
@@ -330,7 +339,7 @@ def prefill_attention(q_BHSD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
 
 def sampler(device: torch.device) -> Draw | None:
     """What draws tokens on a device; None for `engine.sampler.sample`."""
-    return _sample if available(device) else None
+    return _sample if available(device) or cpu.on_cpu(device) else None
 
 
 def _sample(
@@ -350,6 +359,9 @@ def sample_into(tokens_NL: Tensor, logits_BSV: Tensor, targets: Targets, samplin
         raise ValueError(f"logits with strides {logits_BSV.stride()} given; a row's ids must lie side by side")
     assert logits_BSV.shape[:2] == (targets.batch, targets.inputs), "a row of logits for each target"
     logits_RV = logits_BSV.flatten(0, 1)
+    if cpu.on_cpu(logits_RV.device):
+        chosen("sampling", CPU)
+        return cpu.sampling.draw(tokens_NL, logits_RV, targets, sampling)
     able = register_sampling.able(logits_RV.device) and register_sampling.reads(tokens_NL, targets)
     config = register_sampling.configure(logits_RV, sampling) if able else None
     chosen("sampling", "Triton" if config is None else "CUDA, rows in registers")

@@ -32,6 +32,7 @@ from diagonal.engine.tokens.cache import CacheStep, KVCache
 from diagonal.engine.tokens.decode import KERNELS
 from diagonal.engine.tokens.graphs import DeviceStep, padded
 from diagonal.engine.tokens.protocols import TokenModel
+from diagonal.engine.transfers import sent
 from diagonal.planning.frames import UNUSED, FramePlan
 from diagonal.planning.grid import IntArray, Layout
 from diagonal.planning.sampling import Sampling
@@ -99,8 +100,7 @@ class _Frames:
             )
             for turn, row in zip(turns, written, strict=True)
         ]
-        state = torch.tensor(columns, dtype=torch.long).t().contiguous()
-        self.state.copy_(state.pin_memory() if self.state.is_cuda else state, non_blocking=True)
+        self.state.copy_(sent(columns, self.state.device, torch.long).t())
 
 
 class Ring:
@@ -166,11 +166,8 @@ class LiveDecoder:
 
     def act(self, turns: Sequence[Turn], ids_BA: Tensor) -> None:
         """Write the actions that lead to these frames."""
-        layout = self.ring.layout
-        after = [layout.after((turn.place - 1) % layout.grid.frames).start for turn in turns]
-        rows, first = torch.tensor([[turn.row for turn in turns], after]).to(self.ring.device)
-        slots = first[:, None] + torch.arange(layout.suffix, device=self.ring.device)
-        self.ring.tokens_NL[rows[:, None], slots] = ids_BA.to(self.ring.device)
+        rows_B1, _, after_BA = self._places(turns)
+        self.ring.tokens_NL[rows_B1, after_BA] = sent(ids_BA, self.ring.device)
 
     def decode(
         self, plan: FramePlan, sampling: Sampling, turns: Sequence[Turn], units_BU: Tensor | None = None
@@ -194,17 +191,20 @@ class LiveDecoder:
 
     def made(self, turns: Sequence[Turn]) -> tuple[Tensor, Tensor]:
         """Copies of the frames (B, rows, cols) that were decoded, and of the actions (B, suffix) that led to them."""
-        layout = self.ring.layout
-        rows = torch.tensor([turn.row for turn in turns])
-        own, before = (
-            torch.tensor([layout.frame((turn.place - back) % layout.grid.frames).start for turn in turns])
-            for back in (0, 1)
-        )
-        cells = own[:, None] + torch.arange(layout.grid.frame_tokens)
-        after = before[:, None] + layout.grid.frame_tokens + torch.arange(layout.suffix)
-        at_B1, cells, after = (one.to(self.ring.device) for one in (rows[:, None], cells, after))
-        tokens = self.ring.tokens_NL[at_B1, cells].view(-1, layout.grid.rows, layout.grid.cols)
-        return tokens, self.ring.tokens_NL[at_B1, after]
+        rows_B1, own_BC, after_BA = self._places(turns)
+        grid, tokens_NL = self.ring.layout.grid, self.ring.tokens_NL
+        return tokens_NL[rows_B1, own_BC].view(-1, grid.rows, grid.cols), tokens_NL[rows_B1, after_BA]
+
+    def _places(self, turns: Sequence[Turn]) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows (B, 1) of these frames, the slots of their cells, and those of the actions that led to them."""
+        layout, grid, device = self.ring.layout, self.ring.layout.grid, self.ring.device
+        turned = [
+            (turn.row, layout.frame(turn.place).start, layout.after((turn.place - 1) % grid.frames).start)
+            for turn in turns
+        ]
+        rows_B1, own_B1, after_B1 = sent(turned, device, torch.long).t()[:, :, None]
+        cells, suffix = (torch.arange(size, device=device) for size in (grid.frame_tokens, layout.suffix))
+        return rows_B1, own_B1 + cells, after_B1 + suffix
 
     def _set_up(self, plan: FramePlan, batch: int) -> _Frames:
         if plan not in self._tables:

@@ -25,7 +25,7 @@ from safetensors.numpy import load_file
 from torch import Tensor
 
 from diagonal.checkpoints import save_tensors
-from diagonal.generation.devices import sent
+from diagonal.engine.transfers import sent
 from diagonal.media.files import atomic
 from diagonal.text.encoders import ENCODERS, embed
 from diagonal.training.data.latents import Batch, EmbeddedPrompts

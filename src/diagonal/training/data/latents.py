@@ -22,7 +22,7 @@ from diagonal.checkpoints import save_tensors
 from diagonal.engine.chunks.bidirectional import trajectory
 from diagonal.engine.chunks.denoise import Gaussian
 from diagonal.engine.chunks.protocols import DiffusionModel
-from diagonal.generation.devices import sent
+from diagonal.engine.transfers import sent
 from diagonal.media.files import atomic
 from diagonal.planning.denoising.noise import shifted
 

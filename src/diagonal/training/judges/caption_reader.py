@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diagonal.engine.transfers import sent
 from diagonal.evaluation.clips import f1
-from diagonal.generation.devices import sent
 from diagonal.media.video import VideoArray
 from diagonal.networks.caption_reader import Answers, read, right
 from diagonal.training.latents.diffusion import autocast

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diagonal import checkpoints
-from diagonal.generation.devices import sent
+from diagonal.engine.transfers import sent
 from diagonal.media.video import VideoArray
 from diagonal.networks.inverse_dynamics import Config
 from diagonal.training.optim import adam

@@ -23,7 +23,7 @@ from diagonal.engine.chunks.denoise import Gaussian, Gradient, Noise, denoise
 from diagonal.engine.chunks.graphs import ChunkGraphs
 from diagonal.engine.chunks.protocols import DiffusionModel, TextKV
 from diagonal.engine.chunks.rollout import cache_of, frame_tokens, settings_of, window_of
-from diagonal.generation.devices import sent
+from diagonal.engine.transfers import sent
 from diagonal.planning.denoising.noise import START, shifted
 from diagonal.training.data.latents import Batch, Source, Trajectories
 from diagonal.training.latents import losses

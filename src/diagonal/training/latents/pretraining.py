@@ -19,7 +19,7 @@ from torch import Tensor
 from diagonal.engine.attention import Full
 from diagonal.engine.chunks.bidirectional import velocity
 from diagonal.engine.chunks.denoise import Gaussian
-from diagonal.generation.devices import sent
+from diagonal.engine.transfers import sent
 from diagonal.planning.denoising.noise import START, shifted
 from diagonal.planning.presets import Preset
 from diagonal.training.data.latents import Source, Trajectories

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diagonal.generation.devices import sent
+from diagonal.engine.transfers import sent
 from diagonal.media.video import VideoArray
 from diagonal.networks import lpips
 from diagonal.training.optim import adam

@@ -20,7 +20,7 @@ from torch import Tensor
 from diagonal.engine.attention import BLOCK, Causal, Dense
 from diagonal.engine.chunks.protocols import Memory
 from diagonal.engine.tokens.masks import dense_mask, flex
-from diagonal.generation.devices import sent
+from diagonal.engine.transfers import sent
 from diagonal.media.video import VideoArray
 from diagonal.planning.grid import Grid, Layout
 from diagonal.planning.plan import NONE, Order, Plan, make_plan

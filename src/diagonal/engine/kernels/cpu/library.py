@@ -46,6 +46,7 @@ def _typed(loaded: ctypes.CDLL) -> ctypes.CDLL:
         "diagonal_linear": ([address, address], None),
         "diagonal_heads": ([address, address, address], None),
         "diagonal_attention": ([address], None),
+        "diagonal_sample": ([address], None),
     }
     for name, (arguments, result) in signatures.items():
         function = getattr(loaded, name)  # and not by index, which makes a new one each time

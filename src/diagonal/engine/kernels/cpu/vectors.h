@@ -106,6 +106,26 @@ INLINE Vec exponential(Vec x) {
     return sum * reinterpret_cast<Vec>(power);
 }
 
+// log(x) of positive normal numbers, to about 1 unit in the last place.
+INLINE Vec logarithm(Vec x) {
+    const Ints bits = reinterpret_cast<Ints>(x);
+    const Vec half = reinterpret_cast<Vec>((bits & 0x007fffff) | 0x3f000000);  // the mantissa, in [1/2, 1)
+    const auto low = half < all(0.707106781186547524f);
+    const Vec power = __builtin_convertvector((bits >> 23) - 126, Vec) - (low ? all(1.0f) : Vec{});
+    const Vec rest = (low ? half + half : half) - 1.0f;
+    Vec sum = all(7.0376836292e-2f);
+    sum = sum * rest - 1.1514610310e-1f;
+    sum = sum * rest + 1.1676998740e-1f;
+    sum = sum * rest - 1.2420140846e-1f;
+    sum = sum * rest + 1.4249322787e-1f;
+    sum = sum * rest - 1.6668057665e-1f;
+    sum = sum * rest + 2.0000714765e-1f;
+    sum = sum * rest - 2.4999993993e-1f;
+    sum = sum * rest + 3.3333331174e-1f;
+    sum = sum * rest * rest * rest - power * 2.12194440e-4f - 0.5f * rest * rest;
+    return sum + rest + power * 0.693359375f;
+}
+
 INLINE Vec silu(Vec x) { return x / (1.0f + exponential(-x)); }
 
 // The tanh form of GELU: x * sigmoid(2 u), as 1 + tanh(u) is 2 sigmoid(2 u).

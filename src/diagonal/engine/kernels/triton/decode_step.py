@@ -4,12 +4,15 @@ and norm and rotate heads and write them to the cache."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 from __future__ import annotations
 
+import functools
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from diagonal.engine.heads import Heads
+from diagonal.engine.heads import Heads, Rope, frequencies
 from diagonal.engine.kernels import tuning
 from diagonal.engine.kernels.triton.pdl import launch_dependents, options, wait
 from diagonal.engine.kernels.visibility import NOWHERE, sample_stride
@@ -41,6 +44,23 @@ def gather_rows(tables_TLC: Tensor, ids_N: Tensor) -> Tensor:
     grid = (count * ids, triton.cdiv(width, columns))
     _gather_rows[grid](tables_TLC, ids_N, out, ids, length, width, columns, **options(out.device))
     return out
+
+
+def rope_1d(positions: Tensor, head_dim: int, theta: float) -> Rope:
+    """cos and sin of position * theta^(-2i/D), with whole turns dropped in float64."""
+    positions, device = positions.contiguous(), positions.device
+    cos, sin = torch.empty(2, *positions.shape, head_dim, dtype=torch.float32, device=device)
+    half, count = head_dim // 2, positions.numel()
+    table, wide = _frequencies(head_dim, theta, device), triton.next_power_of_2(half)
+    rows = max(1, tuning.of(device).pointwise.columns // wide)
+    _rope_1d[(triton.cdiv(count, rows),)](positions, table, cos, sin, count, half, rows, wide, **options(device))
+    return cos, sin
+
+
+@functools.cache
+def _frequencies(head_dim: int, theta: float, device: torch.device) -> Tensor:
+    """They are read by captured graphs, so they stay where they are."""
+    return frequencies(head_dim, theta, device)
 
 
 def write_heads(
@@ -89,6 +109,29 @@ def _check(qkv: Tensor, heads: Heads, caches: tuple[Tensor, Tensor], slots_S: Te
         raise ValueError(f"{given} given; {inputs} whole numbers are needed, of all samples or of each of {batch}")
     if rows_B is not None and (rows_B.shape != (batch,) or rows_B.dtype != torch.int64 or not rows_B.is_contiguous()):
         raise ValueError(f"rows: {tuple(rows_B.shape)} of {rows_B.dtype} given; {batch} of int64 in order are needed")
+
+
+TURN: tl.constexpr = tl.constexpr(2 * math.pi)
+TURNS: tl.constexpr = tl.constexpr(0.5 / math.pi)  # in a radian
+
+
+@triton.jit
+def _rope_1d(positions, frequencies, cos, sin, count, half, ROWS: tl.constexpr, HALF: tl.constexpr, PDL: tl.constexpr):
+    """Some positions: their angles, once for each half of the head."""
+    if PDL:
+        wait()
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, HALF)
+    there = (row < count)[:, None] & (column < half)[None, :]
+    position = tl.load(positions + row, mask=row < count, other=0).to(tl.float64)
+    frequency = tl.load(frequencies + column, mask=column < half, other=0.0).to(tl.float64)
+    angle = position[:, None] * frequency[None, :]
+    rest = (angle - tl.floor(angle * TURNS) * TURN).to(tl.float32)
+    at = row[:, None] * (2 * half) + column[None, :]
+    tl.store(cos + at, tl.cos(rest), mask=there)
+    tl.store(cos + at + half, tl.cos(rest), mask=there)
+    tl.store(sin + at, tl.sin(rest), mask=there)
+    tl.store(sin + at + half, tl.sin(rest), mask=there)
 
 
 @triton.jit
