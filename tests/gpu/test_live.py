@@ -65,7 +65,7 @@ def test_sampled_seats_come_and_go_and_nothing_is_captured_again(context: str) -
     for seed in range(9):  # all sizes of batches, and past the window
         everybody = [*alone]
         tick(everybody[: 1 + seed % 5], seed)
-    captured = len(arena._decoder._captured)
+    captured = len(arena._decoder.captures)
     for seed in range(9, 18):
         leaving = [*alone][seed % 5]
         leaving.close()
@@ -73,7 +73,7 @@ def test_sampled_seats_come_and_go_and_nothing_is_captured_again(context: str) -
         prompt = prompt_of(world, 2, seed)
         alone[arena.play(prompt.cuda(), seed=seed)] = world.play(prompt, seed=seed, context=context)
         tick([*alone][: 1 + seed % 5], seed)
-    assert len(arena._decoder._captured) == captured
+    assert len(arena._decoder.captures) == captured
 
 
 def test_frames_in_flight_are_those_that_were_waited_for() -> None:

@@ -202,7 +202,7 @@ class Arena:
         check_seats(kind.seats, each, free_bytes(kind.device))
         ring = Ring(world.runner, self._layout, kind.seats, kind.device, kind.dtype)
         ids = torch.tensor(config.valid_ids(), device=kind.device)
-        return LiveDecoder(world.runner, ring, config.prefix_ids, ids, capture=kind.device.type == "cuda")
+        return LiveDecoder(world.runner, ring, config.prefix_ids, ids)
 
     def _play(
         self,

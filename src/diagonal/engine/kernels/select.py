@@ -120,6 +120,9 @@ def group_norm_silu(x_NCHW: Tensor, weight: Tensor, bias: Tensor, groups: int, e
 
 def gather_rows(tables_TLC: Tensor, ids_N: Tensor) -> Tensor:
     """The rows with these ids of each table, (T, N, C)."""
+    if cpu.serves(tables_TLC):
+        chosen("gather rows", CPU)
+        return cpu.steps.gather_rows(tables_TLC, ids_N)
     if not by_triton("gather rows", tables_TLC):
         return reference.gather_rows(tables_TLC, ids_N)
     from diagonal.engine.kernels.triton import decode_step
@@ -129,13 +132,16 @@ def gather_rows(tables_TLC: Tensor, ids_N: Tensor) -> Tensor:
 
 def embed(weight_VC: Tensor, ids: Tensor) -> Tensor:
     """Rows of an embedding, by a kernel after which the first GEMM may launch early."""
-    if not serves(ids):
+    if not serves(ids) and not cpu.serves(weight_VC):
         return F.embedding(ids, weight_VC)
     return gather_rows(weight_VC[None], ids.flatten())[0].view(*ids.shape, -1)
 
 
 def rope_1d(positions: Tensor, head_dim: int, theta: float) -> Rope:
     """cos and sin (S, D), or (B, S, D) of positions (B, S), of position * theta^(-2i/D)."""
+    if cpu.ready(positions):
+        chosen("angles of RoPE", CPU)
+        return cpu.steps.rope_1d(positions, head_dim, theta)
     if not by_triton("angles of RoPE", positions):
         return reference.rope_1d(positions, head_dim, theta)
     from diagonal.engine.kernels.triton import decode_step
@@ -147,6 +153,9 @@ def next_step(
     rows_NR: Tensor, cursor: Tensor, fed_L: Tensor, tokens_BL: Tensor, inputs: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The row of a plan's table at the cursor, which moves on, its tokens, and `Visibility.needed_L` at its step."""
+    if cpu.ready(rows_NR):
+        chosen("next step", CPU)
+        return cpu.steps.next_step(rows_NR, cursor, fed_L, tokens_BL, inputs)
     if not by_triton("next step", rows_NR):
         return reference.next_step(rows_NR, cursor, fed_L, tokens_BL, inputs)
     from diagonal.engine.kernels.triton import decode_step
@@ -156,6 +165,9 @@ def next_step(
 
 def live_step(rows_NR: Tensor, cursor: Tensor, frame: LiveFrame, tokens_NL: Tensor, inputs: int) -> LiveStep:
     """The same of frames that samples decode together, each in its own ring: see `live`."""
+    if cpu.ready(rows_NR):
+        chosen("live step", CPU)
+        return cpu.steps.live_step(rows_NR, cursor, frame, tokens_NL, inputs)
     if not by_triton("live step", rows_NR):
         return reference.live_step(rows_NR, cursor, frame, tokens_NL, inputs)
     from diagonal.engine.kernels.triton import live_step as kernels

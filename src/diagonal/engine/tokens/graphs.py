@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from diagonal.engine.kernels.reference import write_slots
 from diagonal.engine.kernels.visibility import BLOCK, Visibility
 from diagonal.engine.sampler import Sampler
 from diagonal.engine.tokens.cache import KVCache
+from diagonal.engine.tokens.captures import Captures
 from diagonal.engine.tokens.protocols import TokenModel
 from diagonal.engine.tokens.runner import Eager
 from diagonal.planning.grid import IntArray
@@ -153,12 +153,11 @@ class Graphs:
         self, model: TokenModel, cache: KVCache, sampler: Sampler, attend: Attend, capture: bool, pad: Pad = padded
     ) -> None:
         self._model, self._cache, self._sampler, self._attend = model, cache, sampler.owned(), attend
-        self._capture, self._prompt, self._pad = capture, Eager(model, cache, self._sampler), pad
+        self._prompt, self._pad = Eager(model, cache, self._sampler), pad
         self._tokens_BL = torch.zeros(cache.batch, cache.length + 1, dtype=torch.long, device=cache.k.device)
         self._fed_L = torch.full((cache.length,), NEVER, dtype=torch.int32, device=cache.k.device)
         self._uploaded: dict[Plan, tuple[Tensor, dict[int, Table]]] = {}
-        self._captured: dict[int, Any] = {}  # by the table that a graph reads
-        self._pool: Any = None
+        self._captures = Captures(model, cache.k.device) if capture else None
         self._by_slot: list[Tensor] = []
 
     def adopt(self, sampler: Sampler) -> None:
@@ -178,6 +177,8 @@ class Graphs:
         self._fed_L[:length] = fed
         for table in self._tables.values():
             table.cursor.zero_()
+        if self._captures is not None:
+            self._captures.begin()
         return tokens
 
     def step(self, index: int) -> None:
@@ -186,12 +187,10 @@ class Graphs:
             self._prompt.step(0)
             return
         table = self._tables[self._pad(len(self._plan.steps[index].read))]
-        if not self._capture:
+        if self._captures is None:
             self._run(table)
-        elif id(table) in self._captured:
-            self._captured[id(table)].replay()
         else:
-            self._captured[id(table)] = self._record(table)
+            self._captures.run(id(table), lambda: self._run(table))
 
     def _run(self, table: Table) -> None:
         """What is captured: everything that happens in a step."""
@@ -199,13 +198,3 @@ class Graphs:
         memory = DeviceStep(self._cache, seen.slots_S, seen, self._attend, self._by_slot)
         logits_BSV = self._model(tokens_BS, seen.slots_S, memory)
         self._sampler.into(self._tokens_BL, logits_BSV, write)
-
-    def _record(self, table: Table) -> Any:
-        """Run the step once, which also warms it up, then capture it with the cursor where it was."""
-        self._run(table)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._run(table)
-        self._pool = graph.pool()
-        return graph

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from diagonal.engine.kernels.live import LiveFrame
 from diagonal.engine.kernels.targets import Targets
 from diagonal.engine.sampler import draw_into
 from diagonal.engine.tokens.cache import CacheStep, KVCache
+from diagonal.engine.tokens.captures import Captures
 from diagonal.engine.tokens.decode import KERNELS
 from diagonal.engine.tokens.graphs import DeviceStep, padded
 from diagonal.engine.tokens.protocols import TokenModel
@@ -134,17 +134,17 @@ class Ring:
 
 
 class LiveDecoder:
-    """Decodes frames of the videos in a ring. With `capture` every step is a CUDA graph, made when it is first met."""
+    """Decodes frames of the videos in a ring. Every step is captured when it is first met."""
 
-    def __init__(self, model: TokenModel, ring: Ring, prefix_ids: Sequence[int], ids_U2: Tensor, capture: bool) -> None:
-        self.model, self.ring, self.capture = model, ring, capture
+    def __init__(self, model: TokenModel, ring: Ring, prefix_ids: Sequence[int], ids_U2: Tensor) -> None:
+        self.model, self.ring = model, ring
+        self.captures = Captures(model, ring.device)
+        self._padded = ring.device.type == "cuda"  # a CPU needs no alike steps, and every row costs
         slots = torch.arange(ring.tokens_NL.shape[1], device=ring.device)
         self._ids_2L = ids_U2[(slots - ring.layout.prefix) % len(ids_U2)].t().contiguous()
         ring.tokens_NL[:, : len(prefix_ids)] = torch.tensor(prefix_ids, dtype=torch.long, device=ring.device)
         self._tables: dict[FramePlan, _Tables] = {}
         self._frames: dict[tuple[FramePlan, int], _Frames] = {}
-        self._captured: dict[tuple[int, int, Sampling], Any] = {}
-        self._pool: Any = None
 
     def begin(self, row: int, units_TU: Tensor) -> None:
         """Feed the first frames of a row, with what follows each but the last, all but what the next frame feeds
@@ -185,6 +185,7 @@ class LiveDecoder:
         frames.set([*turns, *[spare] * padding], layout, [*written, *[ring.nobody] * padding])
         tables = self._tables[plan]
         tables.cursors.zero_()
+        self.captures.begin()
         with torch.inference_mode(), sdpa_kernel(KERNELS):
             for step in plan.steps:
                 self._step(tables.by_width[self._width(len(step.read))], frames, sampling)
@@ -232,21 +233,15 @@ class LiveDecoder:
         return _Tables(tables, cursors)
 
     def _width(self, inputs: int) -> int:
-        return padded(inputs) if self.capture else inputs
+        return padded(inputs) if self._padded else inputs
 
     def _size(self, seats: int) -> int:
         """Samples of a step for so many seats."""
-        return min(next((size for size in SEATS if size >= seats), seats), self.ring.seats) if self.capture else seats
+        return min(next((size for size in SEATS if size >= seats), seats), self.ring.seats) if self._padded else seats
 
     def _step(self, table: _Table, frames: _Frames, sampling: Sampling) -> None:
-        if not self.capture:
-            self._run(table, frames, sampling)
-            return
         kind = (id(table), id(frames), sampling)
-        if kind in self._captured:
-            self._captured[kind].replay()
-        else:
-            self._captured[kind] = self._record(table, frames, sampling)
+        self.captures.run(kind, lambda: self._run(table, frames, sampling))
 
     def _run(self, table: _Table, frames: _Frames, sampling: Sampling) -> None:
         """What is captured: everything that happens in a step."""
@@ -255,13 +250,3 @@ class LiveDecoder:
         logits_BSV = self.model(step.tokens_BS, step.positions_BS, memory)
         targets = Targets(step.write_BS, step.noise_BS, frames.seeds_B, self._ids_2L, frames.written_B)
         draw_into(self.ring.tokens_NL, logits_BSV, targets, sampling)
-
-    def _record(self, table: _Table, frames: _Frames, sampling: Sampling) -> Any:
-        """Run the step once, which also warms it up, then capture it with the cursor where it was."""
-        self._run(table, frames, sampling)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            self._run(table, frames, sampling)
-        self._pool = graph.pool()
-        return graph

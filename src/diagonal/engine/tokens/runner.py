@@ -91,15 +91,14 @@ class Eager:
 
 
 def make_runner(model: TokenModel, cache: KVCache, sampler: Sampler) -> Runner:
-    """Captured graphs where the kernels are available, the same steps uncaptured and unpadded where those for a CPU
-    are, eager steps elsewhere."""
+    """Captured steps where there are kernels, without padding on a CPU; eager steps elsewhere."""
     on_gpu = select.available(cache.k.device)
     if not on_gpu and not on_cpu(cache.k.device):
         return Eager(model, cache, sampler)
     from diagonal.engine.tokens.graphs import Graphs, exact, padded
 
     pad = padded if on_gpu else exact
-    return Graphs(model, cache, sampler, select.decode_attention, capture=on_gpu, pad=pad)
+    return Graphs(model, cache, sampler, select.decode_attention, capture=True, pad=pad)
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,8 +289,8 @@ void join(const Work& work, int64_t number, int64_t row) {
 
 }  // namespace
 
-extern "C" void diagonal_attention(const Attention* given) {
-    const Attention& asked = *given;
+extern "C" void diagonal_attention(const void* given) {
+    const Attention& asked = *static_cast<const Attention*>(given);
     const int64_t group = asked.heads / asked.kv_heads, each = (group * asked.inputs + TILE - 1) / TILE;
     const int64_t tiles = asked.batch * asked.kv_heads * each;
     const Whole extents = whole_numbers(asked.extent, asked.extent_wide);

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.kernels.cpu import library
+from diagonal.engine.kernels.cpu.calls import call, made
 from diagonal.engine.kernels.cpu.library import address, numbers, sample_stride
 from diagonal.engine.kernels.visibility import Visibility
 
@@ -28,7 +29,7 @@ def attend(q_BHSD: Tensor, k_NKLD: Tensor, v_NKLD: Tensor, seen: Visibility) -> 
     """softmax(q k^T / sqrt(D)) v over what each query sees, (B, H, S, D). What samples see may differ, and their rows
     of the cache too."""
     batch, heads, inputs, width = q_BHSD.shape
-    out_BSHD = q_BHSD.new_empty(batch, inputs, heads, width)
+    out_BSHD = made((batch, inputs, heads, width), q_BHSD.dtype)
     slots, needed, whole, extent = seen.slots_S, seen.needed_L, seen.whole, seen.extent
     struct = numbers(
         batch, heads, k_NKLD.shape[1], inputs, width, torch.get_num_threads(),
@@ -41,5 +42,5 @@ def attend(q_BHSD: Tensor, k_NKLD: Tensor, v_NKLD: Tensor, seen: Visibility) -> 
         extent.data_ptr(), extent.dtype == torch.int64, sample_stride(extent),
         out_BSHD.data_ptr(),
     )  # fmt: skip
-    library.loaded().diagonal_attention(struct)
+    call("diagonal_attention", struct)
     return out_BSHD.transpose(1, 2)

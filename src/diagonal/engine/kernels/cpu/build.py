@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SOURCES = tuple(HERE / name for name in ("pool.cpp", "linear.cpp", "heads.cpp", "attention.cpp", "sampling.cpp"))
+SOURCES = tuple(HERE / f"{name}.cpp" for name in ("pool", "linear", "heads", "attention", "sampling", "steps"))
 HEADERS = tuple(HERE / name for name in ("vectors.h", "pool.h", "linear.h"))
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-O3", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC", "-pthread", "-w")

@@ -10,6 +10,7 @@ namespace {
 
 // Arguments come from Python as 64-bit numbers, in this order. Strides are in elements.
 struct Heads {
+    const Linear* layer;  // before them, or null
     int64_t batch, inputs, heads, kv_heads, width;
     int64_t qkv, half;  // what the linear layer gave, (B, S, C); q, qkv and the weights are bfloat16, else float32
     int64_t q_norm, k_norm, eps_bits;
@@ -81,12 +82,13 @@ void finish_input(const Heads& asked, int64_t b, int64_t s, float* channels) {
 
 }  // namespace
 
-extern "C" void diagonal_heads(const Packed* packed, const Linear* layer, const Heads* heads) {
+extern "C" void diagonal_heads(const void* asked) {
+    const Heads* heads = static_cast<const Heads*>(asked);
     const int64_t inputs = heads->batch * heads->inputs;
     const int64_t channels = (heads->heads + 2 * heads->kv_heads) * heads->width;
     float* wide = scratch(1, inputs * channels);
-    if (packed) {
-        run_linear(*packed, *layer, wide);
+    if (heads->layer) {
+        run_linear(*heads->layer, wide);
     } else {
         const Numbers given{reinterpret_cast<const void*>(heads->qkv), bool(heads->half)};
         for (int64_t i = 0; i < inputs * channels; i++) wide[i] = given.at(i);

@@ -10,6 +10,7 @@ import os
 import struct
 import warnings
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,10 @@ from torch import Tensor
 from diagonal.engine.kernels.cpu import build
 from diagonal.engine.kernels.device import SWITCH
 
+CALLS = (  # functions of one struct
+    "diagonal_linear", "diagonal_heads", "diagonal_attention", "diagonal_sample",
+    "diagonal_next_step", "diagonal_live_step", "diagonal_gather_rows", "diagonal_rope",
+)  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16)  # of activations
 PLAIN = (Tensor, torch.nn.Parameter)  # subclasses may have no memory
 
@@ -43,10 +48,8 @@ def _typed(loaded: ctypes.CDLL) -> ctypes.CDLL:
         "diagonal_panel": ([], number),
         "diagonal_find_scales": ([address, number, number, address, number], number),
         "diagonal_pack": ([address, address, address, number, number], None),
-        "diagonal_linear": ([address, address], None),
-        "diagonal_heads": ([address, address, address], None),
-        "diagonal_attention": ([address], None),
-        "diagonal_sample": ([address], None),
+        "diagonal_replay": ([address, number], None),
+        **dict.fromkeys(CALLS, ([address], None)),
     }
     for name, (arguments, result) in signatures.items():
         function = getattr(loaded, name)  # and not by index, which makes a new one each time
@@ -61,6 +64,20 @@ def loaded() -> ctypes.CDLL:
     return found
 
 
+@cache
+def function(name: str) -> Any:
+    """A function of the library."""
+    return getattr(loaded(), name)
+
+
+@cache
+def place_of(name: str) -> int:
+    """Where a function of the library begins."""
+    place = ctypes.cast(function(name), ctypes.c_void_p).value
+    assert place is not None
+    return place
+
+
 def available() -> bool:
     """Whether the library is there, and DIAGONAL_KERNELS=0 does not forbid it."""
     return os.environ.get(SWITCH) != "0" and library() is not None
@@ -71,11 +88,17 @@ def on_cpu(device: torch.device) -> bool:
     return device.type == "cpu" and available()
 
 
-def serves(x: Tensor) -> bool:
-    """Whether the library, which has no gradient, serves a tensor. torch.compile gets plain torch and makes its own."""
-    if x.device.type != "cpu" or x.dtype not in DTYPES or type(x) not in PLAIN or torch.is_grad_enabled():
+def ready(x: Tensor) -> bool:
+    """Whether the library, which has no gradient, may be asked where a tensor is. torch.compile gets plain torch and
+    makes its own."""
+    if x.device.type != "cpu" or type(x) not in PLAIN or torch.is_grad_enabled():
         return False
     return not torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu") and available()
+
+
+def serves(x: Tensor) -> bool:
+    """The same of activations."""
+    return x.dtype in DTYPES and ready(x)
 
 
 def numbers(*values: int) -> ctypes.Array[ctypes.c_int64]:

@@ -236,7 +236,8 @@ void run(const Work& work, const Groups& groups) {
 
 }  // namespace
 
-void run_linear(const Packed& packed, const Linear& asked, float* wide) {
+void run_linear(const Linear& asked, float* wide) {
+    const Packed& packed = *asked.packed;
     const int64_t depth = packed.depth;
     const Groups groups(asked.tokens);
     float* x = scratch(0, (asked.tokens + groups.count) * depth);
@@ -302,6 +303,6 @@ void diagonal_pack(const Packed* packed, const void* matrix, const float* scale,
     }
 }
 
-void diagonal_linear(const Packed* packed, const Linear* asked) { run_linear(*packed, *asked, nullptr); }
+void diagonal_linear(const void* asked) { run_linear(*static_cast<const Linear*>(asked), nullptr); }
 
 }  // extern "C"

@@ -15,10 +15,11 @@ enum NormKind { NO_NORM, RMS_NORM, LAYER_NORM };
 enum Activation { NO_ACTIVATION, SILU, GELU };
 
 struct Linear {
+    const Packed* packed;
     int64_t x, half, tokens;  // half: x, norm, bias, residual and result are bfloat16, else float32
     int64_t norm, norm_weight, norm_bias, eps_bits;  // eps: the bits of a float64
     int64_t bias, activation, residual, out, threads;
 };
 
 // out = f(norm(x) W^T + bias) + residual; with `wide` the result goes there in float32 instead.
-void run_linear(const Packed& packed, const Linear& asked, float* wide);
+void run_linear(const Linear& asked, float* wide);

@@ -10,6 +10,7 @@ from torch import Tensor
 from diagonal.engine.heads import Heads
 from diagonal.engine.kernels import tuning
 from diagonal.engine.kernels.cpu import library
+from diagonal.engine.kernels.cpu.calls import call, made
 from diagonal.engine.kernels.cpu.library import PLAIN, address, bits, numbers, sample_stride
 from diagonal.engine.kernels.cpu.packing import Packed, pack
 from diagonal.engine.linear import DeferredLinear, FusedLinear
@@ -41,21 +42,21 @@ def _usable(one: Tensor | None, dtype: torch.dtype) -> bool:
 def run(x: Tensor, asked: FusedLinear, packed: Packed) -> Tensor:
     """f(norm(x) W^T + bias) + residual."""
     rows = packed.struct[2]
-    out = x.new_empty(*x.shape[:-1], rows // 2 if asked.act == "silu" else rows)
+    out = made((*x.shape[:-1], rows // 2 if asked.act == "silu" else rows), x.dtype)
     x = x.contiguous()
-    library.loaded().diagonal_linear(packed.struct, _arguments(x, asked, out))
+    call("diagonal_linear", _arguments(x, asked, packed, out), packed)
     return out
 
 
-def _arguments(x: Tensor, asked: FusedLinear, out: Tensor | None) -> ctypes.Array[ctypes.c_int64]:
+def _arguments(x: Tensor, asked: FusedLinear, packed: Packed, out: Tensor | None) -> ctypes.Array[ctypes.c_int64]:
     """`struct Linear` of linear.h."""
     norm = asked.norm
     given = (0, 0, 0, 0)
     if norm is not None:
         given = (2 if norm.centred else 1, address(norm.weight), address(norm.bias), bits(norm.eps))
     return numbers(
-        x.data_ptr(), x.dtype == torch.bfloat16, x.numel() // x.shape[-1], *given, address(asked.bias_N),
-        ACTIVATIONS[asked.act], address(asked.residual), address(out), torch.get_num_threads(),
+        ctypes.addressof(packed.struct), x.data_ptr(), x.dtype == torch.bfloat16, x.numel() // x.shape[-1], *given,
+        address(asked.bias_N), ACTIVATIONS[asked.act], address(asked.residual), address(out), torch.get_num_threads(),
     )  # fmt: skip
 
 
@@ -87,12 +88,12 @@ def run_heads(
     if packed is not None:
         assert isinstance(source, DeferredLinear)
         given = given.contiguous()
-        layer = _arguments(given, source.linear, None)
+        layer = _arguments(given, source.linear, packed, None)
     (batch, inputs), norm = given.shape[:2], heads.norm
-    q_BSHD = given.new_empty(batch, inputs, heads.heads, heads.head_dim)
+    q_BSHD = made((batch, inputs, heads.heads, heads.head_dim), given.dtype)
     cos, sin = (None, None) if heads.rope is None else heads.rope
     struct = numbers(
-        batch, inputs, heads.heads, heads.kv_heads, heads.head_dim,
+        0 if layer is None else ctypes.addressof(layer), batch, inputs, heads.heads, heads.kv_heads, heads.head_dim,
         address(qkv), given.dtype == torch.bfloat16,
         *((0, 0, 0) if norm is None else (norm.q_D.data_ptr(), norm.k_D.data_ptr(), bits(norm.eps))),
         address(cos), address(sin), 0 if cos is None or cos.ndim == 2 else cos.stride(0),
@@ -101,5 +102,5 @@ def run_heads(
         k_NKLD.data_ptr(), v_NKLD.data_ptr(), k_NKLD.dtype == torch.bfloat16, k_NKLD.stride(0), k_NKLD.stride(1),
         q_BSHD.data_ptr(),
     )  # fmt: skip
-    library.loaded().diagonal_heads(None if packed is None else packed.struct, layer, struct)
+    call("diagonal_heads", struct, layer, packed)
     return q_BSHD.transpose(1, 2)

@@ -154,7 +154,8 @@ int64_t draw(const Sampling& asked, int64_t b, int64_t s) {
 
 }  // namespace
 
-extern "C" void diagonal_sample(const Sampling* asked) {
+extern "C" void diagonal_sample(const void* given) {
+    const Sampling* asked = static_cast<const Sampling*>(given);
     parallel(int(asked->threads), int(asked->batch * asked->inputs), [&](int number) {
         const int64_t b = number / asked->inputs, s = number % asked->inputs;
         const int64_t row = asked->rows ? reinterpret_cast<const int64_t*>(asked->rows)[b] : b;

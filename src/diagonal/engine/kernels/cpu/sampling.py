@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.kernels.cpu import library
+from diagonal.engine.kernels.cpu.calls import call
 from diagonal.engine.kernels.cpu.library import PLAIN, address, bits, numbers, sample_stride
 from diagonal.engine.kernels.targets import Targets
 from diagonal.planning.sampling import Sampling
@@ -27,4 +28,4 @@ def draw(tokens_NL: Tensor, logits_RV: Tensor, targets: Targets, sampling: Sampl
         bits(sampling.temperature), sampling.top_k or 0, bits(1.0 if sampling.top_p is None else sampling.top_p),
         sampling.keep_crossing,
     )  # fmt: skip
-    library.loaded().diagonal_sample(struct)
+    call("diagonal_sample", struct)
