@@ -62,7 +62,7 @@ class Sampler:
     def _targets(self, slots_S: Tensor) -> Targets:
         if self._start is None or self._ids_2L is None:
             raise ValueError("no window begun yet; call begin(length, start) before the first step of a window")
-        return Targets(slots_S, slots_S + self._start, self.seeds_B, self._ids_2L)
+        return Targets(slots_S, slots_S, self.seeds_B, self._ids_2L, start=self._start)
 
 
 def seeds(seed: int | Sequence[int], batch: int, device: torch.device) -> Tensor:

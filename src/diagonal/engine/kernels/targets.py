@@ -19,6 +19,8 @@ class Targets:
     ids_2L: Tensor  # int64: valid ids [low, high) by slot
     rows_B: Tensor | None = None  # int64: the row of `tokens_NL` of each sample; None: sample b has row b
 
+    start: Tensor | None = None  # int64, (): added to all positions
+
     @property
     def batch(self) -> int:
         return len(self.seeds_B)
@@ -29,6 +31,11 @@ class Targets:
         return self.slots_S.shape[-1]
 
     @property
+    def counted(self) -> Tensor:
+        """The positions, with what is added to them."""
+        return self.positions_S if self.start is None else self.positions_S + self.start
+
+    @property
     def where(self) -> tuple[Tensor, Tensor]:
         """The row and the slot of each token, to index `tokens_NL` with: (B, 1) and (B, S)."""
         rows_B = torch.arange(self.batch, device=self.slots_S.device) if self.rows_B is None else self.rows_B
@@ -37,7 +44,7 @@ class Targets:
     @property
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """What a kernel reads: slots, positions, seeds, the first valid ids, their ends, and rows."""
-        return self.slots_S, self.positions_S, self.seeds_B, self.ids_2L[0], self.ids_2L[1], self.rows_B
+        return self.slots_S, self.counted, self.seeds_B, self.ids_2L[0], self.ids_2L[1], self.rows_B
 
     @property
     def strides(self) -> tuple[int, int]:
@@ -49,4 +56,4 @@ class Targets:
         """For each row of logits the valid ids, the first and the end, the seed, and the position; R = B * S."""
         shape = self.batch, self.inputs
         low_R, high_R = self.ids_2L[:, self.slots_S.expand(shape)].flatten(1)
-        return low_R, high_R, self.seeds_B.repeat_interleave(self.inputs), self.positions_S.expand(shape).flatten()
+        return low_R, high_R, self.seeds_B.repeat_interleave(self.inputs), self.counted.expand(shape).flatten()

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,10 +45,17 @@ class Space:
             if self._chunk < len(self._chunks):
                 self._chunk += 1
             if self._chunk == len(self._chunks):
-                self._chunks.append(torch.empty(max(CHUNK, size), dtype=torch.uint8))
+                self._chunks.append(_memory(max(CHUNK, size)))
             self._used = 0
         first, self._used = self._used, self._used + -(-size // LINE) * LINE
         return self._chunks[self._chunk][first : first + size].view(dtype).view(tuple(shape))
+
+
+def _memory(size: int) -> Tensor:
+    """So many bytes, by numpy: `_Watch` would notice PyTorch."""
+    found = np.empty(size + LINE, np.uint8)
+    first = -found.ctypes.data % LINE
+    return torch.from_numpy(found[first : first + size])
 
 
 class Recording:

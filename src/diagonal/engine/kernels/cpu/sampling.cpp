@@ -15,7 +15,9 @@ namespace {
 struct Sampling {
     int64_t logits, half, row;  // (R, V), float32 or bfloat16
     int64_t inputs, batch, threads;
-    int64_t slots, slots_batch, positions, positions_batch, seeds, low, high;  // int64
+    int64_t slots, slots_batch, positions, positions_batch;
+    int64_t start;  // a number that is added to all positions, or 0
+    int64_t seeds, low, high;  // all of them int64
     int64_t rows;  // of tokens, of each sample: int64, or 0 for b
     int64_t tokens, tokens_row;
     int64_t temperature_bits, top_k, top_p_bits, keep_crossing;  // top_k: 0 for none
@@ -140,7 +142,8 @@ int64_t draw(const Sampling& asked, int64_t b, int64_t s) {
     if (std::isinf(row.top)) return -1;
     row.weigh(temperature);
     if (asked.top_k) row.keep_greatest(asked.top_k);
-    const int64_t position = numbers(asked.positions)[b * asked.positions_batch + s];
+    const int64_t start_at = asked.start ? *numbers(asked.start) : 0;
+    const int64_t position = numbers(asked.positions)[b * asked.positions_batch + s] + start_at;
     row.run(Key(numbers(asked.seeds)[b], position), low);
     const double top_p = real(asked.top_p_bits);
     int64_t found = row.winner(-INFINITY);
