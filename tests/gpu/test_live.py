@@ -12,6 +12,7 @@ from torch import Tensor
 import diagonal
 from diagonal import LiveSession, Sampling, World
 from diagonal.engine.kernels.device import SWITCH
+from diagonal.engine.warm import Warm
 from tests.worlds import PLAYABLE, SPATIAL, actions_of, prompt_of, small_world
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -21,10 +22,9 @@ GREEDY = Sampling(temperature=0)
 def _on(world: World, device: str) -> World:
     """The same world on a device, with nothing warm."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    other = copy.deepcopy(world)
-    other.model.to(device)
-    other.tokenizer.to(device)
-    other.runner = other.model
+    other = copy.copy(world)
+    other.model, other.tokenizer = (copy.deepcopy(one).to(device) for one in (world.model, world.tokenizer))
+    other.runner, other.warm, other.live = other.model, Warm(), Warm()
     return other
 
 
