@@ -79,18 +79,19 @@ class Recording:
         library.loaded().diagonal_replay(self._listed, len(self.calls))
 
 
-_threads = threading.local()
+class _Threads(threading.local):
+    """What each thread records."""
+
+    recording: Recording | None = None
 
 
-def _active() -> Recording | None:
-    found: Recording | None = getattr(_threads, "recording", None)
-    return found
+_threads = _Threads()
 
 
 def call(name: str, struct: Struct, *kept: Any) -> None:
     """Call a function of the library. `kept`: what the struct points to, beside tensors, that nobody else keeps."""
     library.function(name)(struct)
-    recording = _active()
+    recording = _threads.recording
     if recording is not None:
         recording.calls.append((name, struct))
         recording.kept.extend(kept)
@@ -98,7 +99,7 @@ def call(name: str, struct: Struct, *kept: Any) -> None:
 
 def made(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Memory for what a call makes."""
-    recording = _active()
+    recording = _threads.recording
     return torch.empty(shape, dtype=dtype) if recording is None else recording.space.take(shape, dtype)
 
 
