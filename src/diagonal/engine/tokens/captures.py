@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from diagonal.engine.kernels import select
 from diagonal.engine.kernels.cpu import calls, on_cpu
 
 Step = Callable[[], None]
@@ -23,7 +24,7 @@ class Captures:
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self._model = model if isinstance(model, nn.Module) else None  # of others nobody knows the weights
-        self._cuda = device.type == "cuda"
+        self._cuda = select.available(device)  # plain torch asks the device for numbers, which no graph can
         self._recorded = on_cpu(device) and self._model is not None
         self._ready: dict[Hashable, Step] = {}
         self._attempts: dict[Hashable, int] = {}

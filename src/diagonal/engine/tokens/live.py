@@ -139,7 +139,7 @@ class LiveDecoder:
     def __init__(self, model: TokenModel, ring: Ring, prefix_ids: Sequence[int], ids_U2: Tensor) -> None:
         self.model, self.ring = model, ring
         self.captures = Captures(model, ring.device)
-        self._padded = ring.device.type == "cuda"  # a CPU needs no alike steps, and every row costs
+        self._padded = select.available(ring.device)  # to be captured; a CPU needs no alike steps, and every row costs
         slots = torch.arange(ring.tokens_NL.shape[1], device=ring.device)
         self._ids_2L = ids_U2[(slots - ring.layout.prefix) % len(ids_U2)].t().contiguous()
         ring.tokens_NL[:, : len(prefix_ids)] = torch.tensor(prefix_ids, dtype=torch.long, device=ring.device)
