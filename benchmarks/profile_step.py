@@ -96,6 +96,7 @@ def tokens(name: str, schedule: str, steps: int) -> dict[str, Any]:
         stream.on_call = on_step
         for _ in stream.token_frames():
             pass
+        assert stream.calls is not None, f"{schedule}: steps are not known ahead"
         return min(steps, stream.calls - 1)  # a plan may have fewer
 
     for _ in range(2):

@@ -43,7 +43,7 @@ def test_frames_arrive_while_the_video_is_made(world: World) -> None:
     ran: list[int] = []
     stream.on_call = lambda: ran.append(1)
     next(iter(stream))
-    assert len(ran) == stream.calls // stream.frames
+    assert stream.calls is not None and len(ran) == stream.calls // stream.frames
 
 
 def test_token_prompts_are_the_encoded_picture(world: World) -> None:

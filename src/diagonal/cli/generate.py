@@ -17,6 +17,7 @@ from diagonal.cli.prompts import PromptOptions, check_asked, check_computing, pr
 from diagonal.planning.decoding import DEFAULT
 
 if TYPE_CHECKING:
+    from diagonal.generation.session import Piece
     from diagonal.generation.token_session import TokenSession
     from diagonal.generation.world import World
     from diagonal.media.video import VideoArray
@@ -31,9 +32,11 @@ class Schedules:
     panel: ClassVar[str] = "Schedule"
 
     schedule: Annotated[
-        str | None, typer.Option(help=f"raster, diagonal:k=1,d=10 or window:s=8. Default: {DEFAULT}.")
+        str | None, typer.Option(help=f"raster, diagonal:k=1,d=10, window:s=8 or lossless. Default: {DEFAULT}.")
     ] = None
-    compare: Annotated[str | None, typer.Option(help="A second schedule, drawn beside the first.")] = None
+    compare: Annotated[
+        str | None, typer.Option(help="A second schedule, drawn beside the first; how many tokens are equal is said.")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,16 +132,18 @@ def generate(
 
     look = Look.of(world, output.scale, output.mark)
     if len(orders) == 1:
-        runs = [_write(world, begin(orders[0]), orders[0], look, output.out_path)]
+        runs, equal = [_write(world, begin(orders[0]), orders[0], look, output.out_path)], None
     else:
         next(iter(begin(orders[0])))  # warm-up: the first frame of a process pays for set-up
-        runs = _write_compared(world, [(order, begin(order)) for order in orders], look, output.out_path)
+        runs, equal = _write_compared(world, [(order, begin(order)) for order in orders], look, output.out_path)
     shared: dict[str, Any] = {"model": name, "weights": world.weights, "quantize": world.quantized or "none"}
     shared |= {"seed": drawn.seed, "out": output.out_path}
     if output.as_json:
-        print_json(shared | runs[0].report() | _compared(runs))
+        print_json(shared | runs[0].report() | _compared(runs, equal))
     elif output.out_path != "-":
         _print_runs(runs, shared)
+        if equal is not None:
+            out.print(f"tokens equal {equal:.2%}")
 
 
 @dataclass(frozen=True)
@@ -164,48 +169,54 @@ class Look:
         return stamp(enlarge(frames, self.scale), self.mark) if self.mark else enlarge(frames, self.scale)
 
 
-def _run(world: World, stream: TokenSession, order: Order, each: Callable[[VideoArray], object]) -> ClipTiming:
+def _run(world: World, stream: TokenSession, order: Order, each: Callable[[Piece], object]) -> ClipTiming:
     """Consume a stream with a progress bar. Seconds: model calls and frame decoding; loading and encoding apart."""
     with progress_bar("calls") as progress:
         task = progress.add_task(str(order), total=stream.calls, note="")
         stream.on_call = lambda: progress.advance(task)
-        start = time.perf_counter()
+        start, calls = time.perf_counter(), 0
         for piece in stream:
-            each(piece.frames)
+            each(piece)
+            calls += piece.calls
             progress.update(task, description=f"{order}  frame {piece.index + piece.new}")
         seconds = time.perf_counter() - start
     tokens = stream.frames // int(world.tokenizer.stride) * world.layout(1).grid.frame_tokens
-    return ClipTiming(str(order), stream.calls, stream.frames, tokens, seconds)
+    return ClipTiming(str(order), calls, stream.frames, tokens, seconds)
 
 
 def _write(world: World, stream: TokenSession, order: Order, look: Look, path: str) -> ClipTiming:
     from diagonal.media.video import writer
 
     with writer(path, look.fps) as video:
-        return _run(world, stream, order, lambda pixels: video.write(look(pixels)))
+        return _run(world, stream, order, lambda piece: video.write(look(piece.frames)))
 
 
-def _write_compared(world: World, streams: list[tuple[Order, TokenSession]], look: Look, path: str) -> list[ClipTiming]:
+def _write_compared(
+    world: World, streams: list[tuple[Order, TokenSession]], look: Look, path: str
+) -> tuple[list[ClipTiming], float]:
+    """What the runs took, and the share of their tokens that are equal."""
     import numpy as np
 
     from diagonal.media.draw import side_by_side
     from diagonal.media.video import writer
 
-    runs, clips = [], []
+    runs, clips, tokens = [], [], []
     with writer(path, look.fps) as video:
         for order, stream in streams:
-            pixels: list[VideoArray] = []
-            runs.append(_run(world, stream, order, pixels.append))
-            clips.append(look(np.concatenate(pixels)))
+            pieces: list[Piece] = []
+            runs.append(_run(world, stream, order, pieces.append))
+            clips.append(look(np.concatenate([piece.frames for piece in pieces])))
+            tokens.append(np.concatenate([piece.tokens.numpy() for piece in pieces]))
         labels = [f"{run.schedule}   {run.calls} calls   {run.seconds:.1f} s" for run in runs]
         video.write(side_by_side(clips[::-1], labels[::-1]))
-    return runs
+    return runs, float((tokens[0] == tokens[1]).mean())
 
 
-def _compared(runs: list[ClipTiming]) -> dict[str, Any]:
+def _compared(runs: list[ClipTiming], equal: float | None) -> dict[str, Any]:
     if len(runs) == 1:
         return {}
-    return {"compare": runs[1].report(), "speedup": runs[1].seconds / runs[0].seconds}
+    compare = runs[1].report() | {"tokens_equal": equal}
+    return {"compare": compare, "speedup": runs[1].seconds / runs[0].seconds}
 
 
 def _print_runs(runs: list[ClipTiming], shared: dict[str, Any]) -> None:

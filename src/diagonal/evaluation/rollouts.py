@@ -69,7 +69,7 @@ class Rollouts:
     """Generated frames (N, seeds, T, C, H, W) of clips, and what making them took."""
 
     videos: Tensor
-    steps: int
+    steps: float  # model calls of a batch: the mean, where batches differ
     seconds: float
 
 
@@ -85,15 +85,22 @@ def roll(
     actions = [row for row in names for _ in range(seeds)]
     tokens = torch.cat([world.tokenizer.encode(part) for part in prompt.split(64)])
     batch = batch or (CPU_BATCH if tokens.device.type == "cpu" else len(tokens))
-    made, steps, seconds = [], 0, 0.0
+    made, calls, seconds = [], list[int](), 0.0
     for first in range(0, len(tokens), batch):
         few, number = slice(first, first + batch), list(range(first, min(first + batch, len(tokens))))
         stream = world.stream(tokens[few], actions[few], schedule=order, sampling=sampling, seed=number)
+        calls.append(0)
+        stream.on_call = lambda: _count(calls)
         start = time.perf_counter()
         cells = [frame.tokens for frame in stream.token_frames()]
-        steps, seconds = stream.calls, seconds + time.perf_counter() - start
+        seconds += time.perf_counter() - start
         made.append(torch.stack([_decode(world, frame) for frame in cells], dim=1))
+    steps = calls[0] if len(set(calls)) == 1 else sum(calls) / len(calls)
     return Rollouts(torch.cat(made).unflatten(0, (len(clips.frames), seeds)), steps, seconds)
+
+
+def _count(calls: list[int]) -> None:
+    calls[-1] += 1
 
 
 def _decode(world: World, cells_BHW: Tensor) -> Tensor:

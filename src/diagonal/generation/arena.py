@@ -9,15 +9,16 @@ Seats are taken and left between frames. What a session makes does not depend on
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from diagonal.engine.tokens.live import LiveDecoder, Ring, Turn
+from diagonal.engine.tokens.live import LiveDecoder, LiveKind
+from diagonal.engine.tokens.ring import Turn
 from diagonal.engine.transfers import on_host
 from diagonal.generation.checks import check_chooses
 from diagonal.generation.clock import Clock, Elapsed
@@ -54,14 +55,20 @@ class _Move(NamedTuple):
     session: LiveSession
     how: How
     ids: list[int]  # of the action; none where the model chooses
-    calls: int  # of the model
+
+
+class Modelled(NamedTuple):
+    """What decoding the tokens of some frames took."""
+
+    calls: dict[LiveSession, int]  # of the model, each session's with those that it shared
+    took: Elapsed
 
 
 class Tick:
     """Frames of some sessions on their way to the host."""
 
-    def __init__(self, moves: Sequence[_Move], parts: Sequence[Tensor], model: Elapsed, decoding: Elapsed) -> None:
-        self._moves, self._parts, self._times = moves, parts, (model, decoding)
+    def __init__(self, moves: Sequence[_Move], parts: Sequence[Tensor], model: Modelled, decoding: Elapsed) -> None:
+        self._moves, self._parts, self._calls, self._times = moves, parts, model.calls, (model.took, decoding)
         self._turns = [move.session.turn for move in moves]
         self._pieces: dict[LiveSession, Piece] = {}
         for move in moves:
@@ -81,19 +88,10 @@ class Tick:
             if session.waiting and session.waiting[0] is self:
                 session.waiting.popleft()
                 session.past.add(flat[number], ids, move.how)
-            piece = Piece(turn.frame, pixels_BTHWC[number], code, move.calls, model, decoding, actions=ids[None])
+            calls = self._calls[session]
+            piece = Piece(turn.frame, pixels_BTHWC[number], code, calls, model, decoding, actions=ids[None])
             self._pieces[session] = piece
         return self._pieces
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What a decoder with its ring is made for."""
-
-    model: Any
-    seats: int
-    device: torch.device
-    dtype: torch.dtype
 
 
 class Arena:
@@ -105,9 +103,8 @@ class Arena:
         self.context = find_context(world.name, world.model, context)
         config, device = world.variant.config, world.device
         self._layout = world.layout(config.frames)
-        kind = _Kind(world.runner, seats, device, world.cache_dtype)
-        self._kind: Hashable = kind
-        self._decoder = world.live.take(kind, lambda: self._new(kind))
+        self._kind = LiveKind(world.runner, self._layout, seats, device, world.cache_dtype)
+        self._decoder = world.live.take(self._kind, self._new)
         self._rows = list(range(seats))
         self._clock = Clock(device)
         self._side = torch.cuda.Stream(device) if self._clock.cuda else None
@@ -146,9 +143,10 @@ class Arena:
         began = self._clock.mark()
         for move in moves:
             self._advance(move.session)
+        calls: dict[LiveSession, int] = {}
         for alike in _groups(moves):
-            self._decode(alike)
-        return self._send(moves, Elapsed(began, self._clock.mark()))
+            calls |= dict.fromkeys((move.session for move in alike), self._decode(alike))
+        return self._send(moves, Modelled(calls, Elapsed(began, self._clock.mark())))
 
     def resume(self, saved: Snapshot | str | Path, alone: bool = False) -> LiveSession:
         """Take a seat and go on where a snapshot was made."""
@@ -196,13 +194,11 @@ class Arena:
         tokens_BHW, _ = self._decoder.made([turn])
         return self._pixels(tokens_BHW)[0, -1].cpu().numpy()
 
-    def _new(self, kind: _Kind) -> LiveDecoder:
-        world, config = self.world, self.world.variant.config
-        each = seat_bytes(world.model.cache_spec, self._layout.length, kind.dtype)
+    def _new(self) -> LiveDecoder:
+        kind, config = self._kind, self.world.variant.config
+        each = seat_bytes(self.world.model.cache_spec, self._layout.length, kind.dtype)
         check_seats(kind.seats, each, free_bytes(kind.device))
-        ring = Ring(world.runner, self._layout, kind.seats, kind.device, kind.dtype)
-        ids = torch.tensor(config.valid_ids(), device=kind.device)
-        return LiveDecoder(world.runner, ring, config.prefix_ids, ids)
+        return kind.make(config.prefix_ids, torch.tensor(config.valid_ids(), device=kind.device))
 
     def _play(
         self,
@@ -250,8 +246,8 @@ class Arena:
         how = How(session.order, chooses)
         if chooses:
             check_chooses(self.world)
-        ids = [] if chooses else self._ids(action)
-        return _Move(session, how, ids, len(self.plan(how).steps))
+        self.plan(how)  # refuses it, or has it ready
+        return _Move(session, how, [] if chooses else self._ids(action))
 
     def _ids(self, action: Any) -> list[int]:
         """The ids of an action. Texts come again and again; so many different ones do not."""
@@ -272,13 +268,14 @@ class Arena:
             session.past.refilled(self._newest())
         session.turn = session.turn.next(places)
 
-    def _decode(self, moves: Sequence[_Move]) -> None:
+    def _decode(self, moves: Sequence[_Move]) -> int:
+        """The frames of sessions under one plan; gives the model calls."""
         turns, first = [move.session.turn for move in moves], moves[0]
         if not first.how.chooses and self._layout.suffix:
             self._decoder.act(turns, torch.tensor([move.ids for move in moves], dtype=torch.long))
-        self._decoder.decode(self.plan(first.how), first.session.sampling, turns)
+        return self._decoder.decode(self.plan(first.how), first.session.sampling, turns)
 
-    def _send(self, moves: Sequence[_Move], model: Elapsed) -> Tick:
+    def _send(self, moves: Sequence[_Move], model: Modelled) -> Tick:
         """Decode all new frames to pixels in one batch, on a GPU in a stream of its own."""
         tokens, actions = self._decoder.made([move.session.turn for move in moves])
         if self._side is None:

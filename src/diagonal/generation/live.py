@@ -12,7 +12,7 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diagonal.engine.tokens.live import Turn
+from diagonal.engine.tokens.ring import Turn
 from diagonal.generation.opening import check_seed
 from diagonal.generation.session import Piece
 from diagonal.generation.snapshot import How, Past, Snapshot, fingerprint

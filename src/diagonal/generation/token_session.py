@@ -12,12 +12,14 @@ from torch import Tensor
 
 from diagonal.engine.sampler import Sampler
 from diagonal.engine.tokens.decode import Frame, Span, Video, rollout
+from diagonal.engine.tokens.live import LiveDecoder, LiveKind, live_rollout
 from diagonal.engine.tokens.protocols import TokenModel
 from diagonal.engine.tokens.runner import Kind, Runner, take_runner
 from diagonal.engine.transfers import on_host
 from diagonal.engine.warm import Warm
 from diagonal.generation.clock import Clock, Elapsed
 from diagonal.generation.session import Piece
+from diagonal.planning.decoding.lossless import Lossless
 from diagonal.planning.plan import Plan
 
 
@@ -34,6 +36,7 @@ class TokenSession:
     batched: bool
     cache_dtype: torch.dtype
     warm: Warm[Runner] = field(default_factory=Warm)
+    live: Warm[LiveDecoder] = field(default_factory=Warm)
     on_call: Callable[[], object] = field(default=lambda: None)  # called after every model call
     _pieces: Generator[Piece] | None = None
 
@@ -43,14 +46,13 @@ class TokenSession:
         return (self.video.layout.grid.frames - self.known) * int(self.tokenizer.stride)
 
     @property
-    def calls(self) -> int:
-        """Model calls that will be made."""
-        return sum(len(plan.steps) for _, plan in self.windows)
+    def calls(self) -> int | None:
+        """Model calls that will be made; None: not known ahead."""
+        return None if self._lossless else sum(len(plan.steps) for _, plan in self.windows)
 
     def token_frames(self) -> Iterator[Frame]:
         """Frames as token ids (B, rows, cols) on the model's device, not decoded to pixels."""
-        kind, runner = self._runner()
-        return self._rollout(kind, runner, self.on_call)
+        return self._rollout(self.on_call)[1]
 
     def __iter__(self) -> Self:
         return self
@@ -65,18 +67,26 @@ class TokenSession:
         self._pieces = self._pieces or self._run()
         self._pieces.close()
 
-    def _runner(self) -> tuple[Kind, Runner]:
-        length = max(plan.layout.length for _, plan in self.windows)
-        units = self.video.units_BTU
-        kind = Kind(self.model, len(units), length, units.device, self.cache_dtype, self.sampler.sampling)
-        return kind, take_runner(self.warm, kind, self.sampler)
+    @property
+    def _lossless(self) -> bool:
+        return isinstance(self.windows[0][1].order.schedule, Lossless)
 
-    def _rollout(self, kind: Kind, runner: Runner, on_call: Callable[[], object]) -> Iterator[Frame]:
-        try:
-            yield from rollout(runner, self.video, self.windows, on_call)
-        finally:
-            if runner.lasting:
-                self.warm.give(kind, runner)
+    def _rollout(self, on_call: Callable[[], object]) -> tuple[bool, Iterator[Frame]]:
+        """Whether steps are captured, which are then queued far ahead of a GPU, and the frames."""
+        layout = max((plan.layout for _, plan in self.windows), key=lambda one: one.length)
+        units = self.video.units_BTU
+        if self._lossless:
+            made_for = LiveKind(self.model, layout, len(units), units.device, self.cache_dtype)
+            decoder = self.live.take(
+                made_for, lambda: made_for.make(self.video.prefix_BP[0].tolist(), self.sampler.ids_U2)
+            )
+            frames = live_rollout(decoder, self.video, self.windows, self.sampler, on_call)
+            return True, _afterwards(frames, lambda: self.live.give(made_for, decoder))
+        kind = Kind(self.model, len(units), layout.length, units.device, self.cache_dtype, self.sampler.sampling)
+        runner = take_runner(self.warm, kind, self.sampler)
+        frames = rollout(runner, self.video, self.windows, on_call)
+        give = (lambda: self.warm.give(kind, runner)) if runner.lasting else (lambda: None)
+        return runner.lasting, _afterwards(frames, give)
 
     def _run(self) -> Generator[Piece]:
         index = 1 + (self.known - 1) * self.tokenizer.stride
@@ -99,22 +109,23 @@ class TokenSession:
         Steps that were captured are queued far ahead of the GPU. So there, a frame is decoded to pixels on a stream of
         its own while the steps of the next one run, and handed out once these are queued.
         """
-        kind, runner = self._runner()
-        counted, clock = _Counted(self.on_call), Clock(kind.device)
-        frames = clock.timed(self._rollout(kind, runner, counted))
-        if not runner.lasting or not clock.cuda:
+        device = self.video.units_BTU.device
+        counted, clock = _Counted(self.on_call), Clock(device)
+        captured, rolled = self._rollout(counted)
+        frames = clock.timed(rolled)
+        if not captured or not clock.cuda:
             state = self._seen()
             for frame, took in frames:
                 began = clock.mark()
                 parts = tuple(part.cpu() for part in self._parts(frame, state))
                 yield _Made(parts, counted.since(), took, Elapsed(began, clock.mark()))
             return
-        side, waiting = torch.cuda.Stream(kind.device), deque[_Made]()
-        side.wait_stream(torch.cuda.current_stream(kind.device))
+        side, waiting = torch.cuda.Stream(device), deque[_Made]()
+        side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             state = self._seen()
         for frame, took in frames:
-            side.wait_stream(torch.cuda.current_stream(kind.device))
+            side.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(side):
                 began = clock.mark()
                 parts = tuple(on_host(part) for part in self._parts(frame, state))
@@ -141,6 +152,14 @@ class TokenSession:
             cells = self.video.units_BTU[:, : self.known, : grid.frame_tokens]
             tokenizer.decode(cells.unflatten(2, (grid.rows, grid.cols)), state)
         return state
+
+
+def _afterwards(frames: Iterator[Frame], give: Callable[[], object]) -> Iterator[Frame]:
+    """The same frames; then what they were made with is given back."""
+    try:
+        yield from frames
+    finally:
+        give()
 
 
 @dataclass

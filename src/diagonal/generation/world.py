@@ -161,7 +161,9 @@ class World:
         paired = list(zip(windows, plans(layout, windows, order, acts), strict=True))
         dtype = self.cache_dtype
         video = Video(layout, prefix, units)
-        return TokenSession(self.runner, self.tokenizer, video, known, paired, sampler, batched, dtype, self.warm)
+        return TokenSession(
+            self.runner, self.tokenizer, video, known, paired, sampler, batched, dtype, self.warm, self.live
+        )
 
     def generate(
         self,

@@ -25,6 +25,7 @@ class FramePlan:
     """The steps of one frame. Made by `frame_plan`. Plans are equal if they are the same object."""
 
     grid: Grid  # of one frame
+    order: Order
     suffix: int
     chooses: bool  # the action that leads to the frame is decoded first
     steps: tuple[Step, ...]  # counted from the frame's first cell; an output that is not sampled goes to UNUSED
@@ -56,7 +57,7 @@ def frame_plan(rows: int, cols: int, suffix: int, order: Order, chooses: bool = 
             f"the order {order} reads frame 0 for every frame, which a live video forgets; take the stand-in "
             "previous_frame or above"
         )
-    return FramePlan(Grid(1, rows, cols), suffix, chooses, steps, _fed(plan, first, base))
+    return FramePlan(Grid(1, rows, cols), order, suffix, chooses, steps, _fed(plan, first, base))
 
 
 def _counted_from(base: int, step: Step) -> Step:

@@ -53,7 +53,7 @@ def spec(schedule: object) -> str:
 
 
 def _value(kind: object, text: str, spec: str) -> Value:
-    if kind is str:
+    if kind in (str, str | None):
         return text
     words = {"true": True, "on": True, "false": False, "off": False}
     if kind is bool and text.lower() in words:

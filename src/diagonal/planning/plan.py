@@ -21,6 +21,7 @@ from enum import StrEnum
 import numpy as np
 
 from diagonal.planning.decoding import Schedule, parse, spec
+from diagonal.planning.decoding.lossless import Lossless
 from diagonal.planning.grid import BoolArray, Grid, IntArray, Layout
 
 NONE = -1  # an input whose output is not sampled
@@ -112,6 +113,7 @@ class Plan:
     """A layout decoded in a fixed order. Made by `make_plan`. Plans are equal if they are the same object."""
 
     layout: Layout
+    order: Order
     known: int  # frames that are given, at the start
     acts: int  # frames whose suffix is given; later ones are decoded
     times: IntArray  # the step of every decoded cell, (frames - known, rows, cols)
@@ -165,6 +167,8 @@ def make_plan(layout: Layout, order: str | Schedule | Order, known: int = 0, act
         raise ValueError("nothing comes before the first token; give a prefix of at least 1, or known frames")
     if order.stand_in is StandIn.PROMPT_FRAME and known == 0:
         raise ValueError("the stand-in prompt_frame needs a known frame; use previous_frame or above")
+    if known == 0 and isinstance(order.schedule, Lossless) and order.schedule.draft == "previous_frame":
+        raise ValueError("the draft previous_frame needs a known frame; use above, repeat or diagonal, or leave it out")
     acts = grid.frames - 1 if acts is None or not layout.suffix else min(acts, grid.frames - 1)
     if acts < max(0, known - 1):
         raise ValueError(f"the suffix of {acts} frames is given; {known} known frames need that of {known - 1}")
@@ -176,7 +180,7 @@ def make_plan(layout: Layout, order: str | Schedule | Order, known: int = 0, act
         # The steps just before the next frame, one for each token.
         decoded[layout.after(frame)] = times[frame + 1 - known].min() - np.arange(layout.suffix, 0, -1)
     entries = _entries(layout, known, decoded, order)
-    return Plan(layout, known, acts, times, entries, _steps(entries, int(times.max()) + 1))
+    return Plan(layout, order, known, acts, times, entries, _steps(entries, int(times.max()) + 1))
 
 
 def _make_room(times: IntArray, suffix: int, before_first: int) -> IntArray:

@@ -58,11 +58,24 @@ class LiveFrame:
 
 
 @dataclass(frozen=True, slots=True)
+class LiveWindow:
+    """Where each sample is in a frame that is decoded in the order of its cells, and how far it goes.
+
+    Cell n is sampled when cell n - 1 is fed, so a window of S inputs from `next_B` on samples the cells next + 1 to
+    next + S. Each query sees what is in front of it, whatever was fed there.
+    """
+
+    next_B: Tensor  # int64: the number of the first cell whose key is not that of its right token; changed in place
+    first: int  # the first number that is sampled: 0, or below it where the action before the frame is
+    last: int  # of the frame: a sample is done when this one is its next
+
+
+@dataclass(frozen=True, slots=True)
 class LiveStep:
     """A step of a frame, for S inputs of each sample."""
 
     tokens_BS: Tensor  # to read
-    slots_BS: Tensor  # of the cache row, to write
+    slots_BS: Tensor  # of the cache row, to write (and, in a window, where its tokens were read)
     positions_BS: Tensor  # for the model
     write_BS: Tensor  # slots of the token row for what is sampled; `LiveFrame.unused` where nothing is
     noise_BS: Tensor  # numbers of these cells in the video; any where nothing is sampled

@@ -11,7 +11,7 @@ from torch import Tensor
 from diagonal.engine.attention import causal
 from diagonal.engine.heads import Heads, Rope, cos_sin, frequencies
 from diagonal.engine.heads import rms_norm as rms_norm
-from diagonal.engine.kernels.live import LiveFrame, LiveStep
+from diagonal.engine.kernels.live import LiveFrame, LiveStep, LiveWindow
 from diagonal.engine.kernels.visibility import BLOCK, EVERYBODY, NOWHERE, Visibility
 from diagonal.planning.frames import UNUSED
 
@@ -165,6 +165,39 @@ def live_blocks(frame: LiveFrame) -> tuple[Tensor, Tensor]:
     end_B = frame.end()
     whole_B = torch.minimum(torch.minimum(frame.own_B, frame.before_B), end_B) // BLOCK
     return whole_B[:, None], ((end_B + BLOCK - 1) // BLOCK)[:, None]
+
+
+def live_window(frame: LiveFrame, window: LiveWindow, tokens_NL: Tensor, inputs: int) -> LiveStep:
+    """A step of a window of each sample, in the order of the cells: see `live.LiveWindow`. Inputs behind the last that
+    is of use repeat the first one."""
+    number_BS = window.next_B[:, None] + torch.arange(inputs, device=tokens_NL.device)
+    useful_BS = number_BS < window.last
+    number_BS = torch.where(useful_BS, number_BS, window.next_B[:, None])
+    write_BS = number_BS + 1
+    slots_BS = frame.place(number_BS)
+    wanted_BS = useful_BS & (write_BS >= window.first)
+    written_BS = torch.where(wanted_BS, frame.place(write_BS), frame.unused)
+    slots_L = torch.arange(frame.unused, device=tokens_NL.device)
+    own_BL, before_BL = (slots_L - first_B[:, None] for first_B in (frame.own_B, frame.before_B))
+    in_own, in_before = ((one >= 0) & (one < frame.unit) for one in (own_BL, before_BL))
+    needed_BL = torch.where(in_own, own_BL, torch.where(in_before, before_BL - frame.unit, EVERYBODY))
+    needed_BL = torch.where(slots_L < frame.end()[:, None], needed_BL, NOWHERE).to(torch.int32)
+    return LiveStep(
+        tokens_NL[frame.rows_B[:, None], slots_BS],
+        slots_BS,
+        frame.position_B[:, None] + number_BS,
+        written_BS,
+        frame.video_B[:, None] + write_BS,
+        Visibility(number_BS, needed_BL, *live_blocks(frame), frame.rows_B),
+    )
+
+
+def settle(frame: LiveFrame, window: LiveWindow, step: LiveStep, tokens_NL: Tensor) -> None:
+    """Move each window behind the last token that was sampled as it had been fed, and one further: that one was sampled
+    after tokens that are right."""
+    now_BS = tokens_NL[frame.rows_B[:, None], step.slots_BS]
+    right_B = (now_BS == step.tokens_BS)[:, 1:].long().cumprod(1).sum(1)
+    window.next_B.add_(right_B + 1).clamp_(max=window.last)
 
 
 def gather_rows(tables_TLC: Tensor, ids_N: Tensor) -> Tensor:

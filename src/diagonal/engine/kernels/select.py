@@ -22,7 +22,7 @@ from diagonal.engine.heads import Heads, Rope
 from diagonal.engine.kernels import cpu, reference, tuning
 from diagonal.engine.kernels.cuda import hopper_attention, nvrtc, register_sampling, small_m_gemm, wgmma_gemm
 from diagonal.engine.kernels.device import available, serves
-from diagonal.engine.kernels.live import LiveFrame, LiveStep
+from diagonal.engine.kernels.live import LiveFrame, LiveStep, LiveWindow
 from diagonal.engine.kernels.record import active, chosen, describe, recorded
 from diagonal.engine.kernels.targets import Targets
 from diagonal.engine.kernels.visibility import Visibility, attend_slots
@@ -173,6 +173,30 @@ def live_step(rows_NR: Tensor, cursor: Tensor, frame: LiveFrame, tokens_NL: Tens
     from diagonal.engine.kernels.triton import live_step as kernels
 
     return kernels.live_step(rows_NR, cursor, frame, tokens_NL, inputs)
+
+
+def live_window(frame: LiveFrame, window: LiveWindow, tokens_NL: Tensor, inputs: int) -> LiveStep:
+    """A step of a window of each sample, whose tokens are drafts until `settle` says which are right."""
+    if cpu.ready(tokens_NL):
+        chosen("live window", CPU)
+        return cpu.steps.live_window(frame, window, tokens_NL, inputs)
+    if not by_triton("live window", tokens_NL):
+        return reference.live_window(frame, window, tokens_NL, inputs)
+    from diagonal.engine.kernels.triton import live_window as kernels
+
+    return kernels.live_window(frame, window, tokens_NL, inputs)
+
+
+def settle(frame: LiveFrame, window: LiveWindow, step: LiveStep, tokens_NL: Tensor) -> None:
+    """Move the windows behind what was right in this step."""
+    if cpu.ready(tokens_NL):
+        chosen("settle", CPU)
+        return cpu.steps.settle(frame, window, step, tokens_NL)
+    if not by_triton("settle", tokens_NL):
+        return reference.settle(frame, window, step, tokens_NL)
+    from diagonal.engine.kernels.triton import live_window as kernels
+
+    return kernels.settle(frame, window, step, tokens_NL)
 
 
 # Linear layers.

@@ -15,7 +15,7 @@ When the ring is full there are two ways to go on:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,39 +24,25 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
 from diagonal.engine.kernels import select
-from diagonal.engine.kernels.live import LiveFrame
+from diagonal.engine.kernels.live import LiveStep
 from diagonal.engine.kernels.targets import Targets
-from diagonal.engine.sampler import draw_into
-from diagonal.engine.tokens.cache import CacheStep, KVCache
+from diagonal.engine.sampler import Sampler, draw_into
+from diagonal.engine.tokens.cache import CacheStep
 from diagonal.engine.tokens.captures import Captures
-from diagonal.engine.tokens.decode import KERNELS
+from diagonal.engine.tokens.decode import KERNELS, Frame, Span, Video
 from diagonal.engine.tokens.graphs import DeviceStep, padded
+from diagonal.engine.tokens.lossless import FixedPoint
 from diagonal.engine.tokens.protocols import TokenModel
+from diagonal.engine.tokens.ring import Ring, RingFrames, Turn
 from diagonal.engine.transfers import sent
-from diagonal.planning.frames import UNUSED, FramePlan
+from diagonal.planning.decoding.lossless import Lossless
+from diagonal.planning.frames import UNUSED, FramePlan, frame_plan
 from diagonal.planning.grid import IntArray, Layout
+from diagonal.planning.plan import Plan
 from diagonal.planning.sampling import Sampling
 
 # Seats that captured steps are made for: fewer are filled up with a row that nobody has.
 SEATS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A frame that a seat decodes, or has decoded last."""
-
-    row: int  # of the cache and of the tokens
-    seed: int
-    frame: int  # its number in the video
-    place: int  # of the ring
-    position: int  # its number for the model
-    filled: int  # places of the ring that are written, this one included
-
-    def next(self, places: int) -> Turn:
-        """The frame after it, on a ring of so many places."""
-        place = (self.place + 1) % places
-        filled = max(self.filled, place + 1)
-        return replace(self, frame=self.frame + 1, place=place, position=self.position + 1, filled=filled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,61 +62,20 @@ class _Tables:
     cursors: Tensor  # of all of them
 
 
-class _Frames:
-    """What the steps of a plan read on the device, for frames of so many samples."""
+@dataclass(frozen=True, slots=True)
+class LiveKind:
+    """What a decoder with its ring is made for."""
 
-    NUMBERS = 8  # of each sample: the rows of `state`
+    model: TokenModel
+    layout: Layout  # its frames are the places of the ring
+    seats: int
+    device: torch.device
+    dtype: torch.dtype  # of the cache
 
-    def __init__(self, plan: FramePlan, ring: Ring, batch: int) -> None:
-        device, layout = ring.device, ring.layout
-        self.state = torch.zeros(self.NUMBERS, batch, dtype=torch.long, device=device)
-        rows_B, own_B, before_B, position_B, video_B, filled_B, self.written_B, self.seeds_B = self.state
-        fed_U2 = torch.from_numpy(plan.fed).to(device)
-        places, slots = layout.grid.frames, ring.cache.length
-        self.frame = LiveFrame(
-            rows_B, own_B, before_B, position_B, video_B, filled_B, fed_U2, layout.prefix, layout.unit, places, slots
-        )
-
-    def set(self, turns: Sequence[Turn], layout: Layout, written: Sequence[int]) -> None:
-        """Take up these frames; sampled tokens go to the rows `written`."""
-        columns = [
-            (
-                *(turn.row, layout.frame(turn.place).start, layout.frame((turn.place - 1) % layout.grid.frames).start),
-                *(layout.frame(turn.position).start, layout.frame(turn.frame).start, turn.filled, row, turn.seed),
-            )
-            for turn, row in zip(turns, written, strict=True)
-        ]
-        self.state.copy_(sent(columns, self.state.device, torch.long).t())
-
-
-class Ring:
-    """The newest frames of several videos: keys and values, and tokens. The last row of tokens belongs to nobody."""
-
-    def __init__(self, model: TokenModel, layout: Layout, seats: int, device: torch.device, dtype: torch.dtype) -> None:
-        self.layout, self.seats = layout, seats  # layout.grid.frames is the number of places
-        rows = seats + 1 if device.type == "cuda" and seats > 1 else seats  # the last is for filling up
-        self.cache = KVCache(model.cache_spec, rows, layout.length, device, dtype)
-        self.tokens_NL = torch.zeros(seats + 1, self.cache.length + 1, dtype=torch.long, device=device)
-
-    @property
-    def device(self) -> torch.device:
-        return self.tokens_NL.device
-
-    @property
-    def nobody(self) -> int:
-        """The row of tokens that belongs to nobody."""
-        return self.seats
-
-    def units(self, row: int, first: int, count: int) -> Tensor:
-        """Frames with what follows each (count, unit), of neighbouring places of a row: a view."""
-        start = self.layout.frame(first).start
-        return self.tokens_NL[row, start : start + count * self.layout.unit].view(count, self.layout.unit)
-
-    def copy(self, row: int, other: Ring, source: int) -> None:
-        """Take over all that another ring of this shape, or this one, has in a row."""
-        for own, theirs in ((self.cache.k, other.cache.k), (self.cache.v, other.cache.v)):
-            own[:, row].copy_(theirs[:, source])
-        self.tokens_NL[row].copy_(other.tokens_NL[source])
+    def make(self, prefix_ids: Sequence[int], ids_U2: Tensor) -> LiveDecoder:
+        """A decoder with an empty ring."""
+        ring = Ring(self.model, self.layout, self.seats, self.device, self.dtype)
+        return LiveDecoder(self.model, ring, prefix_ids, ids_U2)
 
 
 class LiveDecoder:
@@ -144,7 +89,8 @@ class LiveDecoder:
         self._ids_2L = ids_U2[(slots - ring.layout.prefix) % len(ids_U2)].t().contiguous()
         ring.tokens_NL[:, : len(prefix_ids)] = torch.tensor(prefix_ids, dtype=torch.long, device=ring.device)
         self._tables: dict[FramePlan, _Tables] = {}
-        self._frames: dict[tuple[FramePlan, int], _Frames] = {}
+        self._frames: dict[tuple[FramePlan, int], RingFrames] = {}
+        self._fixed: dict[tuple[FramePlan, int], FixedPoint] = {}
 
     def begin(self, row: int, units_TU: Tensor) -> None:
         """Feed the first frames of a row, with what follows each but the last, all but what the next frame feeds
@@ -170,25 +116,35 @@ class LiveDecoder:
         self.ring.tokens_NL[rows_B1, after_BA] = sent(ids_BA, self.ring.device)
 
     def decode(
-        self, plan: FramePlan, sampling: Sampling, turns: Sequence[Turn], units_BU: Tensor | None = None
-    ) -> None:
-        """Decode a frame of each of these seats, into the ring. With `units_BU` its tokens are known, and the steps
-        only make its keys and values: as they were when these tokens were decoded."""
-        ring, layout = self.ring, self.ring.layout
-        written = [turn.row if units_BU is None else ring.nobody for turn in turns]
-        padding = self._size(len(turns)) - len(turns)
+        self,
+        plan: FramePlan,
+        sampling: Sampling,
+        turns: Sequence[Turn],
+        units_BU: Tensor | None = None,
+        on_call: Callable[[], object] = lambda: None,
+    ) -> int:
+        """Decode a frame of each of these seats, into the ring, and give the number of model calls. With `units_BU` its
+        tokens are known, and the calls only make its keys and values: as they were when these tokens were decoded."""
+        ring, cells = self.ring, self.ring.layout.grid.frame_tokens
         if units_BU is not None:
             for turn, unit_U in zip(turns, units_BU, strict=True):
-                ring.units(turn.row, turn.place, 1)[0, : layout.grid.frame_tokens] = unit_U[: layout.grid.frame_tokens]
-        spare = replace(turns[0], row=ring.nobody)
-        frames = self._set_up(plan, len(turns) + padding)
-        frames.set([*turns, *[spare] * padding], layout, [*written, *[ring.nobody] * padding])
-        tables = self._tables[plan]
-        tables.cursors.zero_()
+                ring.units(turn.row, turn.place, 1)[0, :cells] = unit_U[:cells]
         self.captures.begin()
         with torch.inference_mode(), sdpa_kernel(KERNELS):
+            if isinstance(plan.order.schedule, Lossless):
+                return self._iterate(plan, sampling, turns, units_BU is not None, on_call)
+            frames, tables = self._set_up(plan, self._size(len(turns)))
+            self._take_up(frames, turns, units_BU is not None)
+            tables.cursors.zero_()
             for step in plan.steps:
                 self._step(tables.by_width[self._width(len(step.read))], frames, sampling)
+                on_call()
+        return len(plan.steps)
+
+    def forget(self) -> None:
+        """Choose windows of lossless schedules as if none had been seen yet."""
+        for fixed in self._fixed.values():
+            fixed.rule.forget()
 
     def made(self, turns: Sequence[Turn]) -> tuple[Tensor, Tensor]:
         """Copies of the frames (B, rows, cols) that were decoded, and of the actions (B, suffix) that led to them."""
@@ -207,12 +163,44 @@ class LiveDecoder:
         cells, suffix = (torch.arange(size, device=device) for size in (grid.frame_tokens, layout.suffix))
         return rows_B1, own_B1 + cells, after_B1 + suffix
 
-    def _set_up(self, plan: FramePlan, batch: int) -> _Frames:
+    def _iterate(
+        self, plan: FramePlan, sampling: Sampling, turns: Sequence[Turn], known: bool, on_call: Callable[[], object]
+    ) -> int:
+        """`decode` under a lossless plan."""
+        kind = plan, self._size(len(turns))
+        if kind not in self._fixed:
+            self._fixed[kind] = FixedPoint(plan, self.ring, kind[1])
+        fixed = self._fixed[kind]
+
+        def call(inputs: int) -> None:
+            if fixed.rejection is not None and not known:
+                self._reject(fixed, inputs, sampling)
+            else:
+                self.captures.run((id(fixed), inputs, sampling), lambda: self._window(fixed, inputs, sampling))
+            on_call()
+
+        calls = 0
+        if fixed.drafting is not None and not known:
+            calls = self.decode(fixed.drafting, sampling, turns, None, on_call)
+        self._take_up(fixed.frames, turns, known)
+        if known:
+            return fixed.known(call)
+        fixed.begin(self._ids_2L)
+        return calls + fixed.decode(call, len(turns))
+
+    def _set_up(self, plan: FramePlan, batch: int) -> tuple[RingFrames, _Tables]:
         if plan not in self._tables:
             self._tables[plan] = self._upload(plan)
         if (plan, batch) not in self._frames:
-            self._frames[plan, batch] = _Frames(plan, self.ring, batch)
-        return self._frames[plan, batch]
+            self._frames[plan, batch] = RingFrames(plan, self.ring, batch)
+        return self._frames[plan, batch], self._tables[plan]
+
+    def _take_up(self, frames: RingFrames, turns: Sequence[Turn], known: bool) -> None:
+        """Turn to the frames of these seats, filled up with nobody's; tokens that are known are not written."""
+        nobody = self.ring.nobody
+        spare = [replace(turns[0], row=nobody)] * (self._size(len(turns)) - len(turns))
+        written = [nobody if known else turn.row for turn in turns] + [nobody] * len(spare)
+        frames.set([*turns, *spare], self.ring.layout, written)
 
     def _upload(self, plan: FramePlan) -> _Tables:
         """The steps of a plan by width: what is read, slots, where outputs go, and the number of the step. Padding
@@ -239,14 +227,60 @@ class LiveDecoder:
         """Samples of a step for so many seats."""
         return min(next((size for size in SEATS if size >= seats), seats), self.ring.seats) if self._padded else seats
 
-    def _step(self, table: _Table, frames: _Frames, sampling: Sampling) -> None:
+    def _step(self, table: _Table, frames: RingFrames, sampling: Sampling) -> None:
         kind = (id(table), id(frames), sampling)
         self.captures.run(kind, lambda: self._run(table, frames, sampling))
 
-    def _run(self, table: _Table, frames: _Frames, sampling: Sampling) -> None:
+    def _run(self, table: _Table, frames: RingFrames, sampling: Sampling) -> None:
         """What is captured: everything that happens in a step."""
         step = select.live_step(table.rows, table.cursor, frames.frame, self.ring.tokens_NL, table.width)
+        draw_into(self.ring.tokens_NL, self._logits(step), self._targets(step, frames), sampling)
+
+    def _window(self, fixed: FixedPoint, inputs: int, sampling: Sampling) -> None:
+        """The same for a window."""
+        frames, tokens_NL = fixed.frames, self.ring.tokens_NL
+        step = select.live_window(frames.frame, fixed.window, tokens_NL, inputs)
+        draw_into(tokens_NL, self._logits(step), self._targets(step, frames), sampling)
+        select.settle(frames.frame, fixed.window, step, tokens_NL)
+
+    def _reject(self, fixed: FixedPoint, inputs: int, sampling: Sampling) -> None:
+        """The same where coins decide which drafts are right; never captured."""
+        assert fixed.rejection is not None
+        frames, tokens_NL = fixed.frames, self.ring.tokens_NL
+        step = select.live_window(frames.frame, fixed.window, tokens_NL, inputs)
+        fixed.rejection.settle(tokens_NL, self._logits(step), step, self._targets(step, frames), sampling)
+
+    def _logits(self, step: LiveStep) -> Tensor:
         memory = DeviceStep(self.ring.cache, step.slots_BS, step.seen, select.decode_attention)
-        logits_BSV = self.model(step.tokens_BS, step.positions_BS, memory)
-        targets = Targets(step.write_BS, step.noise_BS, frames.seeds_B, self._ids_2L, frames.written_B)
-        draw_into(self.ring.tokens_NL, logits_BSV, targets, sampling)
+        return self.model(step.tokens_BS, step.positions_BS, memory)
+
+    def _targets(self, step: LiveStep, frames: RingFrames) -> Targets:
+        return Targets(step.write_BS, step.noise_BS, frames.seeds_B, self._ids_2L, frames.written_B)
+
+
+def live_rollout(
+    decoder: LiveDecoder,
+    video: Video,
+    windows: Sequence[tuple[Span, Plan]],
+    sampler: Sampler,
+    on_call: Callable[[], object] = lambda: None,
+) -> Iterator[Frame]:
+    """`decode.rollout` in a ring, a frame at a time: for schedules whose calls are not known ahead."""
+    grid, suffix, seeds = video.layout.grid, video.layout.suffix, sampler.seeds_B.tolist()
+    decoder.forget()
+    for span, plan in windows:
+        for row, units_TU in enumerate(video.units_BTU[:, span.start : span.start + span.known]):
+            decoder.begin(row, units_TU)
+        newest = span.known - 1
+        turns = [Turn(row, seed, span.start + newest, newest, newest, span.known) for row, seed in enumerate(seeds)]
+        for index in range(span.start + span.known, span.stop):
+            turns = [turn.next(decoder.ring.layout.grid.frames) for turn in turns]
+            chooses = suffix > 0 and index - span.start > plan.acts
+            if suffix and not chooses:
+                decoder.act(turns, video.units_BTU[:, index - 1, grid.frame_tokens :])
+            frame = frame_plan(grid.rows, grid.cols, suffix, plan.order, chooses)
+            decoder.decode(frame, sampler.sampling, turns, None, on_call)
+            made = Frame(index, *decoder.made(turns))
+            video.units_BTU[:, index, : grid.frame_tokens] = made.tokens.flatten(1)
+            video.units_BTU[:, index - 1, grid.frame_tokens :] = made.action
+            yield made

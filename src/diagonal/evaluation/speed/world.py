@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -25,6 +25,7 @@ from diagonal.evaluation.speed.machine import bandwidth, describe
 from diagonal.generation.clock import Clock
 from diagonal.generation.token_session import TokenSession
 from diagonal.generation.world import World
+from diagonal.planning.decoding.lossless import Lossless
 from diagonal.planning.plan import NONE, Order, Plan
 
 DEFINITION = """\
@@ -37,11 +38,14 @@ prefill_ms          the first step, which is fed the prompt; in no other time bu
 ms_per_step         median over all steps but the first, and over repeats; p95_ms: their 95th percentile; mean_ms: mean
 floor_ms            the least that these steps could take, on average: bytes of the weights and of the visible keys and
                     values of the whole batch that a step must read, over bandwidth_gbs
+                    Lossless: of raster's steps, which read as much
 floor_ratio         ms_per_step / floor_ms
 bandwidth_gbs       of the best of several large copies on the device, bytes read and written
 fps                 batch * frames / (steps * mean_ms): new frames as tokens. derived = true: only the first
                     measured_steps were run, and fps, fps_with_tokenizer and tokens_per_second take all the others to be
                     like these
+                    With random weights, or without a start view, nobody knows how many steps lossless decoding takes:
+                    no steps and no fps then; ms_per_step is what a call of its window takes
 fps_with_tokenizer  the same frames as pixels in the host's memory, streamed: from the end of the first step to the last
                     frame, plus one step as in fps; median over repeats. Captured steps run while frames are decoded.
                     Where derived: fps with tokenizer_ms added
@@ -100,7 +104,8 @@ def measure(
     """The numbers of each case, as JSON takes them. `on_run` is called after every run of a case."""
     device = next(cases[0].world.model.parameters()).device
     for case in cases:
-        if decoding(case, settings).calls < 2:
+        calls = decoding(case, settings).calls
+        if calls is not None and calls < 2:
             raise ValueError(f"{case.order} decodes all in its first step; measure more frames, or another schedule")
     cases = [Case(with_text(case.world, settings.batch), case.order) for case in cases]
     speed = bandwidth(device)
@@ -134,11 +139,27 @@ def _text_rows(world: World) -> int:
 
 
 def decoding(case: Case, settings: WorldSettings) -> TokenSession:
-    """The decoding of a case, after prompts of random ids."""
+    """The decoding of a case, after prompts of random ids; where what they are decides how many calls it takes, after
+    a start view, if the world has one."""
     world = case.world
     usual = 1 + (world.variant.prompt_frames - 1) // int(world.tokenizer.stride)
-    prompt = random_ids(world, settings.batch, usual if settings.known is None else settings.known)
+    known = usual if settings.known is None else settings.known
+    if tells_calls(case) and known == 1:
+        clip, _ = world.actions.start(world.actions.STARTS[0])
+        prompt = world.encode(clip)[0][:, -1:].expand(settings.batch, -1, -1, -1)
+    else:
+        prompt = random_ids(world, settings.batch, known)
     return world.stream(prompt, frames=settings.frames, schedule=case.order)
+
+
+def is_lossless(order: Order) -> bool:
+    """Whether calls are not known ahead, since they depend on the weights and on the prompt."""
+    return isinstance(order.schedule, Lossless)
+
+
+def tells_calls(case: Case) -> bool:
+    """Whether the number of calls can be measured: of lossless decoding only with trained weights, after a picture."""
+    return is_lossless(case.order) and case.world.weights != "random" and len(case.world.actions.STARTS) > 0
 
 
 def random_ids(world: World, batch: int, frames: int) -> Tensor:
@@ -167,20 +188,32 @@ def _shortened(plan: Plan, steps: int) -> Plan:
     return replace(plan, steps=plan.steps[:steps])
 
 
+class _EnoughError(Exception):
+    """As many calls were made as are to be measured."""
+
+
 def _run(case: Case, settings: WorldSettings) -> TimedRun:
     began = time.perf_counter()
     stream = decoding(case, settings)
-    stream.windows = cut(stream.windows, settings.steps)
+    if stream.calls is not None:
+        stream.windows = cut(stream.windows, settings.steps)
     device = stream.video.units_BTU.device
     clock, marks = Clock(device), list[Any]()
-    stream.on_call = lambda: marks.append(clock.mark())
+
+    def on_call() -> None:
+        marks.append(clock.mark())
+        if stream.calls is None and settings.steps is not None and len(marks) > settings.steps + 1:
+            raise _EnoughError
+
+    stream.on_call = on_call
     if clock.cuda:
         torch.cuda.reset_peak_memory_stats(device)
     frames, first = stream.token_frames(), None
     clock.wait()  # the cache is there
     marks.append(clock.mark())
-    for _ in frames:
-        first = len(marks) - 1 if first is None else first
+    with suppress(_EnoughError):
+        for _ in frames:
+            first = len(marks) - 1 if first is None else first
     step_ms = clock.milliseconds(marks)
     seconds = time.perf_counter() - began
     return TimedRun(step_ms, first, seconds, torch.cuda.max_memory_allocated(device) if clock.cuda else None)
@@ -219,9 +252,8 @@ def _tokenizer_ms(case: Case, settings: WorldSettings, frames: int) -> float:
 def _numbers(case: Case, settings: WorldSettings, runs: Sequence[TimedRun], speed: float) -> dict[str, Any]:
     """All that is reported of a case. Fields are explained in DEFINITION."""
     world, stream, made = case.world, decoding(case, settings), runs[settings.warmup :]
-    plans = [plan for _, plan in stream.windows]
-    tokens = np.array([np.count_nonzero(step.write != NONE) for plan in plans for step in plan.steps])
     step_ms = np.array([run.step_ms[1:] for run in made])
+    tokens = _tokens_per_step(case, stream, None if settings.steps else step_ms.shape[1] + 1)
     new = stream.frames // int(world.tokenizer.stride)
     pixels = _tokenizer_ms(case, settings, new) if settings.tokenizer else None
     peaks = [run.peak for run in runs if run.peak is not None]
@@ -237,13 +269,10 @@ def _numbers(case: Case, settings: WorldSettings, runs: Sequence[TimedRun], spee
         "batch": settings.batch,
         "known": stream.known,
         "frames": stream.frames,
-        "steps": stream.calls,
         "measured_steps": step_ms.shape[1],
         "repeat": settings.repeat,
-        "tokens_per_step": float(tokens.mean()),
-        "max_tokens_per_step": int(tokens.max()),
-    }
-    whole = step_ms.shape[1] == stream.calls - 1
+    } | tokens
+    whole = facts["steps"] is not None and step_ms.shape[1] == facts["steps"] - 1
     streamed = _streamed_ms(case, settings) if whole and settings.tokenizer else None
     floor_ms = 1e3 * _floor_bytes(case, stream, settings).mean() / speed
     return (
@@ -261,10 +290,22 @@ def _numbers(case: Case, settings: WorldSettings, runs: Sequence[TimedRun], spee
     )
 
 
+def _tokens_per_step(case: Case, stream: TokenSession, calls: int | None) -> dict[str, Any]:
+    """How many steps there are, and tokens of a step. `calls`: that a lossless decoding took, if all were made."""
+    plans = [plan for _, plan in stream.windows]
+    if stream.calls is None:
+        steps = calls if tells_calls(case) else None
+        mean = None if steps is None else sum(plan.tokens for plan in plans) / steps
+        return {"steps": steps, "tokens_per_step": mean, "max_tokens_per_step": None}
+    tokens = np.array([np.count_nonzero(step.write != NONE) for plan in plans for step in plan.steps])
+    sizes = {"tokens_per_step": float(tokens.mean()), "max_tokens_per_step": int(tokens.max())}
+    return {"steps": stream.calls} | sizes
+
+
 def _floor_bytes(case: Case, stream: TokenSession, settings: WorldSettings) -> FloatArray:
     """Bytes that each of the measured steps must read."""
     traffic = Traffic.of(case.world.model, stream.cache_dtype, len(stream.video.units_BTU))
-    plans = [plan for _, plan in cut(stream.windows, settings.steps)]
+    plans = [plan for _, plan in cut(stream.windows, None if stream.calls is None else settings.steps)]
     return step_bytes(traffic, plans, _text_rows(case.world))[1:]
 
 
@@ -284,7 +325,11 @@ def _times(step_ms: FloatArray, floor_ms: float) -> dict[str, Any]:
 def _rates(
     facts: dict[str, Any], mean_ms: float, tokenizer_ms: float | None, streamed_ms: float | None
 ) -> dict[str, Any]:
-    """Frames and tokens per second of the whole batch, all steps of the plan at the mean."""
+    """Frames and tokens per second of the whole batch, all steps of the plan at the mean; nothing where nobody knows
+    how many steps there are."""
+    if facts["steps"] is None:
+        rates = "tokens_per_second", "fps", "fps_with_tokenizer"
+        return {"derived": False, "tokenizer_ms": tokenizer_ms} | dict.fromkeys(rates)
     decoding_ms, frames = facts["steps"] * mean_ms, facts["batch"] * facts["frames"]
     with_tokenizer = None if tokenizer_ms is None else decoding_ms + tokenizer_ms
     if streamed_ms is not None:

@@ -20,7 +20,8 @@ from diagonal.engine.kernels.device import SWITCH
 
 CALLS = (  # functions of one struct
     "diagonal_linear", "diagonal_heads", "diagonal_attention", "diagonal_sample",
-    "diagonal_next_step", "diagonal_live_step", "diagonal_gather_rows", "diagonal_rope",
+    "diagonal_next_step", "diagonal_live_step", "diagonal_live_window", "diagonal_settle",
+    "diagonal_gather_rows", "diagonal_rope",
 )  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16)  # of activations
 PLAIN = (Tensor, torch.nn.Parameter)  # subclasses may have no memory

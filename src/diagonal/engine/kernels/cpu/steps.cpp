@@ -40,6 +40,32 @@ struct LiveStep {
     }
 };
 
+struct LiveWindow {
+    const int64_t* tokens;
+    int64_t tokens_row;
+    const int64_t *rows_B, *own_B, *before_B, *position_B, *video_B, *filled_B, *next_B;
+    int64_t batch, inputs, length, prefix, unit, places, first, last;
+    int64_t* made;    // (6, B, S): tokens, slots, positions, where to write, numbers in the video, numbers in the frame
+    int32_t* needed;  // (B, L)
+    int64_t* blocks;  // (2, B)
+    int64_t everybody, nowhere, block;
+
+    // The slot of a cell of sample b's frame, or of the one before.
+    int64_t place(int64_t b, int64_t number) const {
+        return number < 0 ? before_B[b] + unit + number : own_B[b] + number;
+    }
+};
+
+struct Settle {
+    const int64_t* tokens;
+    int64_t tokens_row;
+    const int64_t* rows_B;
+    int64_t batch, inputs;
+    const int64_t *fed, *slots;  // (B, S)
+    int64_t* next_B;
+    int64_t last;
+};
+
 struct GatherRows {
     const char* tables;  // (T, L, C)
     int64_t count, length, bytes;  // T, L, bytes of a row
@@ -106,6 +132,47 @@ void diagonal_live_step(const void* given) {
             to[3 * all] = write[s] == asked.unused ? asked.length : asked.place(b, write[s]);
             to[4 * all] = asked.video_B[b] + write[s];
         }
+    }
+}
+
+void diagonal_live_window(const void* given) {
+    const LiveWindow& asked = *static_cast<const LiveWindow*>(given);
+    const int64_t inputs = asked.inputs, all = asked.batch * inputs;
+    for (int64_t b = 0; b < asked.batch; b++) {
+        const int64_t end = asked.prefix + std::min(asked.filled_B[b], asked.places) * asked.unit;
+        int32_t* needed = asked.needed + b * asked.length;
+        std::fill(needed, needed + end, int32_t(asked.everybody));
+        std::fill(needed + end, needed + asked.length, int32_t(asked.nowhere));
+        const auto number = [&](int64_t first, int64_t least) {
+            for (int64_t cell = 0; cell < asked.unit && first + cell < end; cell++)
+                needed[first + cell] = int32_t(least + cell);
+        };
+        number(asked.before_B[b], -asked.unit);
+        number(asked.own_B[b], 0);
+        asked.blocks[b] = std::min({asked.own_B[b], asked.before_B[b], end}) / asked.block;
+        asked.blocks[asked.batch + b] = (end + asked.block - 1) / asked.block;
+        for (int64_t s = 0; s < inputs; s++) {
+            const bool useful = asked.next_B[b] + s < asked.last;
+            const int64_t cell = asked.next_B[b] + (useful ? s : 0), slot = asked.place(b, cell);
+            int64_t* to = asked.made + b * inputs + s;
+            to[0] = asked.tokens[asked.rows_B[b] * asked.tokens_row + slot];
+            to[all] = slot;
+            to[2 * all] = asked.position_B[b] + cell;
+            to[3 * all] = useful && cell + 1 >= asked.first ? asked.place(b, cell + 1) : asked.length;
+            to[4 * all] = asked.video_B[b] + cell + 1;
+            to[5 * all] = cell;
+        }
+    }
+}
+
+void diagonal_settle(const void* given) {
+    const Settle& asked = *static_cast<const Settle*>(given);
+    for (int64_t b = 0; b < asked.batch; b++) {
+        const int64_t* tokens = asked.tokens + asked.rows_B[b] * asked.tokens_row;
+        const int64_t first = b * asked.inputs;
+        int64_t right = 1;
+        while (right < asked.inputs && tokens[asked.slots[first + right]] == asked.fed[first + right]) right++;
+        asked.next_B[b] = std::min(asked.next_B[b] + right, asked.last);
     }
 }
 

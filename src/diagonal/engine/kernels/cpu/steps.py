@@ -10,7 +10,7 @@ from torch import Tensor
 from diagonal.engine.heads import Rope, frequencies
 from diagonal.engine.kernels.cpu.calls import call, made
 from diagonal.engine.kernels.cpu.library import numbers
-from diagonal.engine.kernels.live import LiveFrame, LiveStep
+from diagonal.engine.kernels.live import LiveFrame, LiveStep, LiveWindow
 from diagonal.engine.kernels.visibility import BLOCK, EVERYBODY, NOWHERE, Visibility
 from diagonal.planning.frames import UNUSED
 
@@ -49,6 +49,32 @@ def live_step(rows_NR: Tensor, cursor: Tensor, frame: LiveFrame, tokens_NL: Tens
     seen = Visibility(slot_S, needed_BL, blocks[0], blocks[1], frame.rows_B)
     tokens_BS, slots_BS, positions_BS, write_BS, noise_BS = numbers_5BS.unbind()
     return LiveStep(tokens_BS, slots_BS, positions_BS, write_BS, noise_BS, seen)
+
+
+def live_window(frame: LiveFrame, window: LiveWindow, tokens_NL: Tensor, inputs: int) -> LiveStep:
+    """A step of a window of each sample."""
+    batch, length = len(frame.rows_B), frame.unused
+    numbers_6BS = made((6, batch, inputs), torch.int64)
+    needed_BL, blocks = made((batch, length), torch.int32), made((2, batch, 1), torch.int64)
+    of_samples = (frame.rows_B, frame.own_B, frame.before_B, frame.position_B, frame.video_B, frame.filled_B)
+    struct = numbers(
+        tokens_NL.data_ptr(), tokens_NL.stride(0), *(one.data_ptr() for one in (*of_samples, window.next_B)),
+        batch, inputs, length, frame.prefix, frame.unit, frame.places, window.first, window.last,
+        numbers_6BS.data_ptr(), needed_BL.data_ptr(), blocks.data_ptr(), EVERYBODY, NOWHERE, BLOCK,
+    )  # fmt: skip
+    call("diagonal_live_window", struct)
+    tokens_BS, slots_BS, positions_BS, write_BS, noise_BS, number_BS = numbers_6BS.unbind()
+    seen = Visibility(number_BS, needed_BL, blocks[0], blocks[1], frame.rows_B)
+    return LiveStep(tokens_BS, slots_BS, positions_BS, write_BS, noise_BS, seen)
+
+
+def settle(frame: LiveFrame, window: LiveWindow, step: LiveStep, tokens_NL: Tensor) -> None:
+    """Move the windows behind what was right in a step that `live_window` made."""
+    struct = numbers(
+        tokens_NL.data_ptr(), tokens_NL.stride(0), frame.rows_B.data_ptr(), *step.tokens_BS.shape,
+        step.tokens_BS.data_ptr(), step.slots_BS.data_ptr(), window.next_B.data_ptr(), window.last,
+    )  # fmt: skip
+    call("diagonal_settle", struct)
 
 
 def gather_rows(tables_TLC: Tensor, ids_N: Tensor) -> Tensor:

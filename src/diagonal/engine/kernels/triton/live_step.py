@@ -41,13 +41,18 @@ def _check(rows_NR: Tensor, frame: LiveFrame, tokens_NL: Tensor, inputs: int) ->
     if rows_NR.shape[1:] != (3 * inputs + 1,) or rows_NR.dtype != torch.int64 or not rows_NR.is_contiguous():
         given = f"a table of {tuple(rows_NR.shape)}, {rows_NR.dtype}"
         raise ValueError(f"{given} given; steps of {inputs} inputs are contiguous rows of {3 * inputs + 1} in int64")
+    check_tokens(frame, tokens_NL)
+
+
+def check_tokens(frame: LiveFrame, tokens_NL: Tensor) -> None:
+    """Refuse rows of tokens that are too short, or of another type."""
     if tokens_NL.shape[1] <= frame.unused or tokens_NL.dtype != torch.int64 or tokens_NL.stride(1) != 1:
         given = f"tokens of {tuple(tokens_NL.shape)}, {tokens_NL.dtype}"
         raise ValueError(f"{given} given; int64 is needed, with a column for each of {frame.unused} slots and one more")
 
 
 @triton.jit
-def _place(number, own, before, unit):
+def place(number, own, before, unit):
     """The slots of cells of a frame and of the one before."""
     return tl.where(number < 0, before + unit + number, own + number)
 
@@ -88,13 +93,13 @@ def _live_step(
         tl.store(relative + column, cell, mask=there & (b == 0))
         row = tokens + tl.load(rows_B + b) * stride
         to = made + b * inputs + column
-        tl.store(to, tl.load(row + _place(read, own, before, unit), mask=there), mask=there)
+        tl.store(to, tl.load(row + place(read, own, before, unit), mask=there), mask=there)
         to += batch * inputs
-        tl.store(to, _place(cell, own, before, unit), mask=there)
+        tl.store(to, place(cell, own, before, unit), mask=there)
         to += batch * inputs
         tl.store(to, tl.load(position_B + b) + cell, mask=there)
         to += batch * inputs
-        tl.store(to, tl.where(write == UNUSED, length, _place(write, own, before, unit)), mask=there)
+        tl.store(to, tl.where(write == UNUSED, length, place(write, own, before, unit)), mask=there)
         to += batch * inputs
         tl.store(to, tl.load(video_B + b) + write, mask=there)
     tl.debug_barrier()
