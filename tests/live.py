@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diagonal.engine.kernels.live import LiveFrame
+from diagonal.engine.kernels.live import LiveFrame, LiveStep
 from diagonal.engine.kernels.visibility import whole_blocks
 from diagonal.planning.frames import UNUSED
 from diagonal.planning.plan import NEVER
@@ -39,6 +39,13 @@ def frame_of(ring: Ring, batch: int, device: str = "cpu") -> LiveFrame:
     unused = whole_blocks(ring.prefix + ring.places * ring.unit)
     rows, own, before, position, video, filled, fed = (one.to(device) for one in tensors)
     return LiveFrame(rows, own, before, position, video, filled, fed, *ring, unused)
+
+
+def step_tensors(step: LiveStep) -> list[Tensor]:
+    """All that a step is made of."""
+    assert step.seen.rows_B is not None
+    seen = [step.seen.slots_S, step.seen.needed_L, step.seen.whole, step.seen.extent, step.seen.rows_B]
+    return [step.tokens_BS, step.slots_BS, step.positions_BS, step.write_BS, step.noise_BS, *seen]
 
 
 def random_rows(ring: Ring, inputs: int, steps: int = 8) -> Tensor:

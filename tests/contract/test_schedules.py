@@ -12,6 +12,10 @@ import pytest
 
 from diagonal import Grid, Layout, make_plan
 from diagonal.planning.decoding import Schedule, names, parse, spec
+from diagonal.planning.decoding.lossless import DRAFTS, RULES
+
+WORDS: dict[str, tuple[object, ...]] = {"draft": (None, *DRAFTS), "rule": (None, *RULES)}
+SWITCH: dict[str, tuple[object, ...]] = {"bool": (False, True)}
 
 
 def _kind(name: str) -> Any:
@@ -19,11 +23,11 @@ def _kind(name: str) -> Any:
 
 
 def _examples() -> list[Schedule]:
-    """Every schedule with every number field at 1, 2 and 5, and every switch on and off."""
+    """Every schedule with every number field at 1, 2 and 5, every switch on and off, and every word."""
     examples = []
     for name in names():
         fields = dataclasses.fields(_kind(name))
-        choices = [(False, True) if str(field.type) == "bool" else (1, 2, 5) for field in fields]
+        choices = [WORDS.get(field.name) or SWITCH.get(str(field.type), (1, 2, 5)) for field in fields]
         for values in itertools.product(*choices):
             examples.append(cast(Schedule, _kind(name)(*values)))
     return examples
@@ -53,6 +57,10 @@ def test_a_schedule_orders_any_grid_and_its_text_gives_it_back(schedule: Schedul
         assert (times[:, :, 1:] > times[:, :, :-1]).all()
         assert (times[:, 1:] > times[:, :-1]).all()
         assert (times[1:] > times[:-1]).all()
-        plan = make_plan(Layout(grid, prefix=1), schedule)
+        try:
+            plan = make_plan(Layout(grid, prefix=1), schedule)
+        except ValueError as error:  # one that begins with a frame that is given
+            assert "needs a known frame" in str(error)
+            continue
         assert plan.tokens == grid.tokens
         assert len(plan.steps) <= grid.tokens

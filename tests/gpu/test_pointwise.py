@@ -10,11 +10,11 @@ from torch import Tensor
 
 from diagonal.engine.heads import HeadNorm, Heads
 from diagonal.engine.kernels import reference
-from diagonal.engine.kernels.live import LiveStep
+from diagonal.engine.kernels.live import LiveWindow
 from diagonal.models.layers import rope_1d
 from diagonal.planning.plan import NEVER
 from tests.gpu import BFLOAT16, DEVICE, RUNNABLE, poisoned
-from tests.live import Ring, frame_of, random_rows
+from tests.live import Ring, frame_of, random_rows, step_tensors
 
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not RUNNABLE, reason="no CUDA device, no TRITON_INTERPRET=1")]
@@ -195,14 +195,31 @@ def test_steps_are_taken_in_the_rings_of_all_samples(ring: Ring, batch: int, inp
             found = live_step(rows, cursor, frame, tokens, inputs)
         assert cursor.tolist() == [number + 1, 0]
         wanted = reference.live_step(rows, others, frame, tokens, inputs)
-        for one, other in zip(_tensors(found), _tensors(wanted), strict=True):
+        for one, other in zip(step_tensors(found), step_tensors(wanted), strict=True):
             assert one.dtype == other.dtype and torch.equal(one, other)
 
 
-def _tensors(step: LiveStep) -> list[Tensor]:
-    assert step.seen.rows_B is not None
-    seen = [step.seen.slots_S, step.seen.needed_L, step.seen.whole, step.seen.extent, step.seen.rows_B]
-    return [step.tokens_BS, step.slots_BS, step.positions_BS, step.write_BS, step.noise_BS, *seen]
+@pytest.mark.parametrize("ring", RINGS, ids=str)
+@pytest.mark.parametrize(("batch", "inputs"), [(2, 1), (5, 12)])
+def test_windows_are_fed_and_settled_in_the_rings_of_all_samples(ring: Ring, batch: int, inputs: int) -> None:
+    """The same tensors as the reference gives, and the same windows afterwards."""
+    from diagonal.engine.kernels.triton.live_window import live_window, settle
+
+    torch.manual_seed(ring.unit)
+    frame, last = frame_of(ring, batch, DEVICE), max(ring.unit - 2, 0)
+    tokens = torch.randint(3, (batch + 4, frame.unused + 2), device=DEVICE)[:, : frame.unused + 1]
+    next_B = torch.randint(-min(2, ring.unit), last + 1, (batch,), device=DEVICE)
+    windows = [LiveWindow(next_B.clone(), first, last) for first in (0, -1) for _ in range(2)]
+    for window, other in (windows[:2], windows[2:]):
+        with poisoned():
+            found = live_window(frame, window, tokens, inputs)
+        wanted = reference.live_window(frame, other, tokens, inputs)
+        for one, two in zip(step_tensors(found), step_tensors(wanted), strict=True):
+            assert one.dtype == two.dtype and torch.equal(one, two)
+        tokens[frame.rows_B[:, None], wanted.write_BS] = torch.randint(3, wanted.write_BS.shape, device=DEVICE)
+        settle(frame, window, found, tokens)
+        reference.settle(frame, other, wanted, tokens)
+        assert torch.equal(window.next_B, other.next_B)
 
 
 def test_tables_and_tokens_of_other_shapes_are_refused() -> None:

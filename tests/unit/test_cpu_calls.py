@@ -6,18 +6,17 @@ import threading
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from diagonal import Sampling
 from diagonal.engine.kernels import reference, select
 from diagonal.engine.kernels.cpu import calls, library, steps
-from diagonal.engine.kernels.live import LiveStep
 from diagonal.engine.tokens.captures import Captures
 from diagonal.engine.tokens.decode import decode
 from diagonal.engine.tokens.graphs import Graphs, exact
 from diagonal.planning.grid import Grid, Layout
 from diagonal.planning.plan import NEVER, make_plan
-from tests.live import Ring, frame_of, random_rows
+from tests.live import Ring, frame_of, random_rows, step_tensors
 from tests.tiny import build, new_cache, random_prompt, sampler, tiny_config
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="needs a C++ compiler")
@@ -34,14 +33,9 @@ def test_steps_are_taken_in_the_rings_of_all_samples(ring: Ring, batch: int, inp
     for _ in range(len(rows)):
         found = steps.live_step(rows, cursor, frame, tokens, inputs)
         wanted = reference.live_step(rows, others, frame, tokens, inputs)
-        for one, other in zip(_tensors(found), _tensors(wanted), strict=True):
+        for one, other in zip(step_tensors(found), step_tensors(wanted), strict=True):
             assert one.dtype == other.dtype and torch.equal(one, other)
     assert cursor.tolist() == others.tolist() == [len(rows), 0]
-
-
-def _tensors(step: LiveStep) -> list[Tensor]:
-    seen = [step.seen.slots_S, step.seen.needed_L, step.seen.whole, step.seen.extent]
-    return [step.tokens_BS, step.slots_BS, step.positions_BS, step.write_BS, step.noise_BS, *seen]
 
 
 def test_steps_of_a_plan_are_taken_one_after_the_other() -> None:

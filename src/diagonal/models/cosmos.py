@@ -128,7 +128,7 @@ def rope_3d(places_3S: Tensor, config: Config) -> Rope:
         freqs = frequencies(width, config.theta, place_S.device)
         if config.yarn is not None:
             freqs = config.yarn.stretch(freqs, config.yarn.rows if axis else config.yarn.frames)
-        angles.append(place_S[:, None] * freqs)
+        angles.append(place_S[..., None] * freqs)
     return cos_sin(torch.cat(angles, dim=-1))
 
 
@@ -136,7 +136,7 @@ def sines_3d(places_3S: Tensor, width: int) -> Tensor:
     """Absolute positions (S, M): for each axis sin and cos of coordinate * 10000^(-2i/d)."""
     parts = []
     for place_S, part in zip(places_3S, split(width), strict=True):
-        angles = place_S[:, None] * frequencies(part, 10000.0, place_S.device)
+        angles = place_S[..., None] * frequencies(part, 10000.0, place_S.device)
         parts += [angles.sin(), angles.cos()]
     return torch.cat(parts, dim=-1)
 
@@ -284,7 +284,7 @@ class Cosmos(nn.Module):
         if not self.config.text:
             return rope
         # The published models always had this table in bfloat16; the start token has none.
-        table_SM = (sines_3d(places_3S, self.config.width) * inside_S[:, None]).bfloat16()
+        table_SM = (sines_3d(places_3S, self.config.width) * inside_S[..., None]).bfloat16()
         return *rope, table_SM.to(self.embed.weight.dtype)
 
     def context(self, text_BLC: Tensor) -> TextKV:
