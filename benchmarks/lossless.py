@@ -5,8 +5,8 @@
 
 Every schedule continues the same clips along the actions that were really taken, with the same seeds. `equal` is the
 share of tokens that are raster's, over all clips, many at a time. A batch waits for its slowest sample, so calls and
-times are of `--alone` clips, one at a time; times are those of tokens, without pixels. Rows that are there are kept: the
-command goes on where it was stopped.
+times are of `--alone` clips, one at a time; times are those of tokens, without pixels. Rows that are there are kept:
+the command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ SCHEDULES = [
     *(f"lossless:window=64,draft={draft}" for draft in ("above", "repeat", "diagonal")),
     *(f"lossless:window=64,rule={rule}" for rule in ("sjd", "coupled", "gumbel")),
 ]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CONTEXT = 4  # frames of a prompt
 
 
@@ -90,7 +91,7 @@ class Bench:
 def main() -> None:
     given = arguments()
     torch.set_num_threads(given.threads or torch.get_num_threads())
-    world = diagonal.load("doom", device=given.device, dtype=given.dtype)
+    world = diagonal.load("doom", device=given.device, dtype=DTYPES[given.dtype])
     part = read_frames(given.data, world.size, given.device)
     bench = Bench(world, cut(part, given.clips, CONTEXT, given.frames), given.alone, given.batch)
     raster: Tensor | None = None
@@ -118,7 +119,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--threads", type=int)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""Speculative Jacobi decoding and its coupled forms draw from raster's distribution: 10^5 frames against all outcomes."""
+"""Speculative Jacobi decoding and its coupled forms draw from raster's distribution: 10^5 frames, all outcomes."""
 
 from __future__ import annotations
 
