@@ -23,9 +23,9 @@ from torch import Tensor
 
 from diagonal import load
 from diagonal.evaluation import report, rollouts
-from diagonal.evaluation.metrics import bootstrap
 from diagonal.evaluation.report import Row
 from diagonal.evaluation.rollouts import Clips, Judges
+from diagonal.evaluation.statistics import bootstrap
 from diagonal.evaluation.sweep import load_judge
 from diagonal.generation.world import World
 from diagonal.media.files import atomic

@@ -28,10 +28,11 @@ from torch import Tensor
 
 import diagonal
 from diagonal import World
-from diagonal.evaluation import metrics
-from diagonal.evaluation.metrics import bootstrap
+from diagonal.evaluation.clips import colour_jump, sharpness
+from diagonal.evaluation.metrics.lpips import lpips_distance
 from diagonal.evaluation.report import as_json, plain
 from diagonal.evaluation.rollouts import TURNS, WALKS
+from diagonal.evaluation.statistics import bootstrap
 from diagonal.evaluation.sweep import load_judge
 from diagonal.media.files import atomic
 from diagonal.networks import lpips
@@ -69,8 +70,8 @@ def episodes(job: tuple[int, int, int]) -> tuple[np.ndarray[Any, Any], np.ndarra
 def _limit(limits: np.ndarray[Any, Any], frames: np.ndarray[Any, Any], actions: list[int]) -> None:
     """The largest jump of colours after each action, and the least sharpness."""
     video = torch.from_numpy(frames).permute(0, 3, 1, 2)[None]
-    np.maximum.at(limits[:-1], actions[:-1], metrics.colour_jump(video)[0].numpy())
-    limits[-1] = min(limits[-1], float(metrics.sharpness(video).min()))
+    np.maximum.at(limits[:-1], actions[:-1], colour_jump(video)[0].numpy())
+    limits[-1] = min(limits[-1], float(sharpness(video).min()))
 
 
 def record(given: argparse.Namespace) -> None:
@@ -132,8 +133,8 @@ def roll(given: argparse.Namespace) -> None:
             frame = _pixels(world, tokens)
             pair = torch.stack([last, frame], 1)
             seen.append(judge(idm, pair)[0][:, 0].cpu().to(torch.int8))
-            jumps.append(metrics.colour_jump(pair)[:, 0].cpu())
-            sharp.append(metrics.sharpness(frame[:, None])[:, 0].cpu())
+            jumps.append(colour_jump(pair)[:, 0].cpu())
+            sharp.append(sharpness(frame[:, None])[:, 0].cpu())
             last = frame
         parts = {"near": near, "seen": seen, "jumps": jumps, "sharp": sharp}
         save_file({name: torch.stack(one, 1) for name, one in parts.items()}, given.run / f"{context}.safetensors")
@@ -205,13 +206,13 @@ def _numbers(
 def _distances(world: World, tokens: Tensor, true: Tensor, weights: dict[str, Tensor]) -> np.ndarray[Any, Any]:
     """LPIPS of each generated frame of a clip to the true one, (1, T)."""
     made = _pixels(world, tokens.long())
-    return metrics.lpips_distance(made[None, None], true[None, None], weights)[:, 0]
+    return lpips_distance(made[None, None], true[None, None], weights)[:, 0]
 
 
 def _unrelated(true_NTCHW: Tensor, weights: dict[str, Tensor]) -> np.ndarray[Any, Any]:
     """LPIPS between true frames of different clips: a few of each."""
     some = true_NTCHW[:, ::12]
-    return metrics.lpips_distance(some[:, None], some.roll(1, dims=0)[:, None], weights).ravel()
+    return lpips_distance(some[:, None], some.roll(1, dims=0)[:, None], weights).ravel()
 
 
 def main() -> None:

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from diagonal.evaluation import clips
+from diagonal.evaluation.distances import Reference, frechet
 from diagonal.evaluation.flow import flow_magnitude, optical_flow
-from diagonal.evaluation.metrics import Reference, frechet, resampled
+from diagonal.evaluation.statistics import resampled
 
 
 def texture(height: int, width: int) -> Tensor:

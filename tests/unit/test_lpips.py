@@ -112,6 +112,18 @@ def test_the_distance_is_the_published_one(weights):
     torch.testing.assert_close(lpips.distance(x, y, weights), published(x, y, weights), atol=1e-5, rtol=1e-4)
 
 
+def test_spatial_averages_over_the_picture(weights):
+    x, y = pictures(2), pictures(2, seed=1)
+    plain, spatial = lpips.distance(x, y, weights), lpips.distance(x, y, weights, spatial=True)
+    torch.testing.assert_close(plain, spatial, rtol=0.1, atol=0)
+    assert (plain != spatial).all()
+    # A stage of one position has the same mean either way.
+    single = {f"lin{stage}": torch.zeros_like(weights[f"lin{stage}"]) for stage in range(4)}
+    x, y = pictures(1, height=35, width=35), pictures(1, seed=1, height=35, width=35)
+    both = [lpips.distance(x, y, weights | single, spatial) for spatial in (False, True)]
+    torch.testing.assert_close(*both)
+
+
 def test_the_heads_weigh_the_stages(weights):
     """The distance is linear in the heads: the five stages add up, and a head of zero silences its stage."""
     x, y = pictures(2), pictures(2, seed=1)

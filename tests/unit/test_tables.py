@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from diagonal.evaluation import report, tables
-from diagonal.evaluation.metrics import Interval
+from diagonal.evaluation.statistics import Interval
 from diagonal.media.draw import Point
 
 ROWS = [

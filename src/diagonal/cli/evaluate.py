@@ -171,7 +171,7 @@ def _print(rows: list[Row], extra: dict[str, Any]) -> None:
 
 def _cell(value: Any) -> str:
     """A mean above its interval; plain numbers as they are; nothing where nothing could be measured."""
-    from diagonal.evaluation.metrics import Interval
+    from diagonal.evaluation.statistics import Interval
 
     if isinstance(value, Interval):
         digits = 1 if value.high >= 10 else 2

@@ -9,13 +9,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from diagonal.evaluation.distances import Reference
 from diagonal.evaluation.flow import brightness
-from diagonal.evaluation.metrics import Interval, Reference, resampled
+from diagonal.evaluation.statistics import Interval, resampled
 
 
 def evenly(total: int, count: int) -> Tensor:
     """`count` numbers below `total`, or all of them, evenly spaced."""
     return torch.linspace(0, total - 1, min(count, total)).round().long()
+
+
+def sharpness(video: Tensor) -> Tensor:
+    """Mean absolute difference of neighbouring pixels of each frame, (...,)."""
+    grey = video.float().mean(-3)
+    across, down = grey.diff(dim=-1).abs().flatten(-2).mean(-1), grey.diff(dim=-2).abs().flatten(-2).mean(-1)
+    return across + down
+
+
+def colour_jump(video_BTCHW: Tensor, bins: int = 6) -> Tensor:
+    """Distance (0 to 1) between the colour histograms of consecutive frames, (B, T-1)."""
+    return torch.stack([_colour_jump(video_TCHW, bins) for video_TCHW in video_BTCHW])
+
+
+def _colour_jump(video_TCHW: Tensor, bins: int) -> Tensor:
+    frames, _, height, width = video_TCHW.shape
+    cells = (video_TCHW.long() * bins) // 256
+    code = ((cells[:, 0] * bins + cells[:, 1]) * bins + cells[:, 2]).flatten(1)
+    histogram = torch.zeros(frames, bins**3, device=code.device)
+    histogram.scatter_add_(1, code, torch.ones_like(code, dtype=histogram.dtype))
+    return histogram.diff(dim=0).abs().sum(-1) / (2 * height * width)
 
 
 def laplacian_variance(video_BTCHW: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ from diagonal.engine.chunks.denoise import Gaussian, denoise
 from diagonal.engine.chunks.rollout import cache_of, settings_of, window_of
 from diagonal.evaluation import clips
 from diagonal.evaluation.flow import flow_magnitude
-from diagonal.evaluation.metrics import FloatArray, Interval, bootstrap, lpips_distance, resampled
+from diagonal.evaluation.metrics.lpips import lpips_distance
+from diagonal.evaluation.statistics import FloatArray, Interval, bootstrap, resampled
 from diagonal.networks.caption_reader import Answers, Reader, read, right
 from diagonal.networks.inverse_dynamics import InverseDynamics, judge
 from diagonal.planning.denoising import calls

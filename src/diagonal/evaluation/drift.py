@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diagonal.evaluation.clips import frechet_distance
 from diagonal.evaluation.distilled import looks
-from diagonal.evaluation.metrics import Interval, bootstrap
+from diagonal.evaluation.statistics import Interval, bootstrap
 from diagonal.networks.inverse_dynamics import InverseDynamics, judge
 
 WINDOW = 10  # seconds whose features are compared with those of real clips

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from diagonal.evaluation import rollouts
-from diagonal.evaluation.metrics import Interval, bootstrap
 from diagonal.evaluation.rollouts import Clips, Judges, Rollouts, measure, roll
+from diagonal.evaluation.statistics import Interval, bootstrap
 from diagonal.generation.world import World
 from diagonal.media.files import atomic
 from diagonal.planning.plan import Order

@@ -15,8 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diagonal.evaluation import metrics
-from diagonal.evaluation.metrics import Interval, bootstrap
+from diagonal.evaluation.clips import colour_jump, sharpness
+from diagonal.evaluation.distances import frechet
+from diagonal.evaluation.metrics.lpips import lpips_distance
+from diagonal.evaluation.metrics.psnr import psnr
+from diagonal.evaluation.statistics import FloatArray, Interval, bootstrap
 from diagonal.generation.world import World
 from diagonal.networks.inverse_dynamics import InverseDynamics, judge
 from diagonal.planning.plan import Order
@@ -113,10 +116,10 @@ def measure(clips: Clips, made: Rollouts, judges: Judges) -> dict[str, Any]:
     count, seeds = made.videos.shape[:2]
     true = clips.true[:, None].expand_as(made.videos)
     result: dict[str, Any] = {"steps": made.steps, "seconds": made.seconds}
-    decibels = metrics.psnr(made.videos, true).cpu().double().numpy()
+    decibels = psnr(made.videos, true).cpu().double().numpy()
     result |= {"psnr": bootstrap(decibels.mean(-1)), "psnr_by_frame": decibels.mean((0, 1)).tolist()}
     if judges.lpips is not None:
-        distances = metrics.lpips_distance(made.videos, true, judges.lpips)
+        distances = lpips_distance(made.videos, true, judges.lpips)
         result |= {"lpips": bootstrap(distances.mean(-1)), "lpips_by_frame": distances.mean((0, 1)).tolist()}
         result["lpips_values"] = distances.mean(-1)
     return result | _obedience(clips, made.videos, judges.idm, (count, seeds))
@@ -129,7 +132,7 @@ def _obedience(clips: Clips, videos: Tensor, network: InverseDynamics, shape: tu
     with_last = torch.cat([last[:, None].expand(-1, shape[1], -1, -1, -1, -1), videos], dim=2)
     seen, features = judge(network, with_last.flatten(0, 1))
     _, real_features = judge(network, clips.frames[:, clips.context - 1 :])
-    numbers: dict[str, Any] = {"frechet_idm": metrics.frechet(features.flatten(0, 1), real_features.flatten(0, 1))}
+    numbers: dict[str, Any] = {"frechet_idm": frechet(features.flatten(0, 1), real_features.flatten(0, 1))}
     return numbers | obeyed(seen.unflatten(0, shape), given[:, None].expand(-1, shape[1], -1))
 
 
@@ -146,7 +149,7 @@ def obeyed(seen: Tensor, given: Tensor) -> dict[str, Interval]:
     return {name: bootstrap(_share(right, where)) for name, (right, where) in parts.items()}
 
 
-def _share(right: Tensor, where: Tensor) -> metrics.FloatArray:
+def _share(right: Tensor, where: Tensor) -> FloatArray:
     """Share of right ones among `where`, per clip and seed; nan where there are none."""
     hits, total = (right & where).sum(-1).double(), where.sum(-1).double()
     return (hits / total).numpy()
@@ -159,12 +162,12 @@ def stability(clips: Clips, videos: Tensor) -> dict[str, Any]:
     a collapse is ten frames in a row less sharp than any true frame.
     """
     last = clips.frames[:, clips.context - 1 : clips.context]
-    real, made = metrics.colour_jump(clips.frames), metrics.colour_jump(torch.cat([last, videos], dim=1))
+    real, made = colour_jump(clips.frames), colour_jump(torch.cat([last, videos], dim=1))
     given = clips.actions[:, clips.context - 1 :]
     limit = torch.zeros(len(vizdoom.ACTIONS), device=real.device)
     limit.scatter_reduce_(0, clips.actions.to(real.device).flatten(), real.flatten(), "amax")
     switched = (made > limit[given.to(made.device)]).any(-1)
-    dull = (metrics.sharpness(videos) < metrics.sharpness(clips.frames).min()).float()
+    dull = (sharpness(videos) < sharpness(clips.frames).min()).float()
     collapsed = (dull.unfold(-1, min(10, dull.shape[-1]), 1).mean(-1) == 1).any(-1)
     sound = ~(switched | collapsed)
     return {
@@ -181,8 +184,8 @@ def frames_until_lost(clips: Clips, videos: Tensor, weights: Mapping[str, Tensor
     A rollout is lost from the first frame that is as far (LPIPS) from the true one as the nearest twentieth of
     unrelated views are: true frames of different clips.
     """
-    unrelated = metrics.lpips_distance(clips.true[:, None], clips.true.roll(1, dims=0)[:, None], weights)
-    lost = metrics.lpips_distance(videos[:, None], clips.true[:, None], weights)[:, 0] > np.quantile(unrelated, 0.05)
+    unrelated = lpips_distance(clips.true[:, None], clips.true.roll(1, dims=0)[:, None], weights)
+    lost = lpips_distance(videos[:, None], clips.true[:, None], weights)[:, 0] > np.quantile(unrelated, 0.05)
     return [int(row.argmax()) if row.any() else len(row) for row in lost]
 
 

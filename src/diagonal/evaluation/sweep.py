@@ -12,9 +12,9 @@ from diagonal import checkpoints
 from diagonal.catalog.names import find
 from diagonal.catalog.variants import token_variant
 from diagonal.evaluation import report
-from diagonal.evaluation.metrics import Interval
 from diagonal.evaluation.report import Row
 from diagonal.evaluation.rollouts import Clips, Judges
+from diagonal.evaluation.statistics import Interval
 from diagonal.generation.world import World
 from diagonal.media.files import atomic
 from diagonal.media.video import write_picture

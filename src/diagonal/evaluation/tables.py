@@ -15,7 +15,7 @@ from torch import Tensor
 from diagonal.evaluation import report
 from diagonal.evaluation.clips import evenly
 from diagonal.evaluation.drift import WINDOW, Curves
-from diagonal.evaluation.metrics import Interval
+from diagonal.evaluation.statistics import Interval
 from diagonal.media.draw import Panel, Point
 from diagonal.media.video import write_picture
 

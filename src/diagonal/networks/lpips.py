@@ -31,12 +31,16 @@ def load(path: str | Path, device: torch.device | str = "cpu") -> dict[str, Tens
     return weights
 
 
-def distance(x_NCHW: Tensor, y_NCHW: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """Distance of each pair of pictures in [-1, 1], (N,)."""
+def distance(x_NCHW: Tensor, y_NCHW: Tensor, weights: Mapping[str, Tensor], spatial: bool = False) -> Tensor:
+    """Distance of each pair of pictures in [-1, 1], (N,). `spatial`: stages are enlarged to the picture, and
+    then averaged."""
     total = torch.zeros(len(x_NCHW), device=x_NCHW.device)
     for stage, (a, b) in enumerate(zip(_features(x_NCHW, weights), _features(y_NCHW, weights), strict=True)):
         heads = weights[f"lin{stage}"].reshape(1, -1, 1, 1)
-        total = total + ((_unit(a) - _unit(b)).square() * heads).sum(1).mean((1, 2))
+        apart = ((_unit(a) - _unit(b)).square() * heads).sum(1, keepdim=True)
+        if spatial:
+            apart = F.interpolate(apart, x_NCHW.shape[-2:], mode="bilinear", align_corners=False)
+        total = total + apart.mean((1, 2, 3))
     return total
 
 

@@ -1,0 +1,138 @@
+"""Metrics of videos, one file each: full reference, distributions, VBench's, and proxies under their own names.
+
+A metric's name is its module: `imaging_quality` is the class `ImagingQuality` of `imaging_quality.py`, and
+`fvd:cd-fvd` one of its variants. A new metric is one new file here. No metric knows a model that makes videos.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from fractions import Fraction
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from diagonal.evaluation.statistics import FloatArray, Interval, clip_means
+
+
+class Reference(Enum):
+    """What a metric compares videos with."""
+
+    NONE = "none"
+    PAIR = "the true video of the same name"
+    SET = "a set of real videos"
+
+
+class Better(Enum):
+    """Which way quality lies."""
+
+    HIGHER = "higher"
+    LOWER = "lower"
+    NEITHER = "neither"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFile:
+    """A file that a metric needs, by its published name, and where its authors publish it."""
+
+    name: str
+    where: str
+
+
+class MissingWeightsError(ValueError):
+    """A metric's file was not given."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a metric is, and what it asks of videos."""
+
+    citation: str
+    reference: Reference = Reference.NONE
+    better: Better = Better.HIGHER
+    variants: tuple[str, ...] = ()  # the first is meant where none is named
+    files: tuple[WeightsFile, ...] = ()
+    frames: int = 1  # at least
+    side: int = 1  # pixels, at least
+    clips: int = 1  # at least
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """A video as metrics see it."""
+
+    frames_TCHW: Tensor  # uint8
+    fps: Fraction = Fraction(24)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a metric is run: its variant, where files of weights are, and the device."""
+
+    variant: str = ""
+    folder: Path | None = None  # with files of weights under their published names
+    files: Mapping[str, Path] = field(default_factory=dict)  # single ones, by published name
+    device: torch.device | str = "cpu"
+
+    def path(self, file: WeightsFile) -> Path:
+        """Where a file of weights is."""
+        if file.name in self.files:
+            return self.files[file.name]
+        if self.folder is not None and (self.folder / file.name).is_file():
+            return self.folder / file.name
+        raise MissingWeightsError(f"needs {file.name}; its authors publish it: {file.where}")
+
+
+class Metric(ABC):
+    """A metric looks at one video after the other, and then makes one number of what it saw.
+
+    What it saw of a video is an array: (n,) numbers along time, or (n, F) features.
+    """
+
+    about: ClassVar[About]
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    @abstractmethod
+    def look(self, made: Video, true: Video | None) -> FloatArray:
+        """What is seen of a video; `true` is given where the metric compares pairs."""
+
+    def total(self, made: Sequence[FloatArray], real: Sequence[FloatArray]) -> Interval:
+        """One number of all videos; `real` is what was seen of the real ones, where a set is compared."""
+        return clip_means(made)
+
+
+def names() -> list[str]:
+    """All metrics that `find` knows."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def find(spec: str) -> tuple[type[Metric], str]:
+    """The metric named by `name` or `name:variant`, and its variant."""
+    name, _, variant = spec.strip().partition(":")
+    if name not in names():
+        raise ValueError(f"unknown metric {name!r}; known: {', '.join(names())}")
+    module = importlib.import_module(f"{__name__}.{name}")
+    kind: type[Metric] = vars(module)["".join(part.capitalize() for part in name.split("_"))]
+    variants = kind.about.variants
+    if variant and variant not in variants:
+        known = ", ".join(variants) or "none"
+        raise ValueError(f"{name} has no variant {variant!r}; its variants: {known}")
+    return kind, variant or next(iter(variants), "")
+
+
+def check(name: str, about: About, video: Video) -> None:
+    """Refuse a video that is too short or too small for a metric."""
+    frames, _, height, width = video.frames_TCHW.shape
+    if frames < about.frames:
+        raise ValueError(f"{name} needs at least {about.frames} frames; the video has {frames}")
+    if min(height, width) < about.side:
+        raise ValueError(f"{name} needs sides of at least {about.side} pixels; the video has {height}x{width}")

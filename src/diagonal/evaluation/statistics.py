@@ -1,0 +1,70 @@
+"""Means with their intervals: bootstrap over clips."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+AT_ONCE = 2**14  # numbers that a bootstrap looks up at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean with its 95 % bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def bootstrap(values: FloatArray, draws: int = 2000, seed: int = 0) -> Interval:
+    """Resample clips, and seeds within them: `values` is (clips, seeds); entries may be missing (nan)."""
+    rng = np.random.default_rng(seed)
+    clips, seeds = values.shape
+    means = np.empty(draws)
+    each = max(1, AT_ONCE // values.size)  # draws: a call of numpy costs more than adding a hundred numbers
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # where all are missing, so is the mean
+        for first in range(0, draws, each):
+            some = min(each, draws - first)
+            rows = rng.integers(clips, size=(some, clips, 1))
+            columns = rng.integers(seeds, size=(some, clips, seeds))
+            means[first : first + some] = np.nanmean(values[rows, columns], axis=(1, 2))
+        return Interval(float(np.nanmean(values)), *(float(x) for x in np.nanquantile(means, (0.025, 0.975))))
+
+
+def resampled(statistic: Callable[[IntArray], float], count: int, draws: int = 200, seed: int = 0) -> Interval:
+    """A statistic of clips, given by their numbers, with its 95 % bootstrap interval over clips.
+
+    Distances between distributions grow when clips are drawn twice, so the draws are moved to lie around the value of
+    all clips: their spread counts, not their mean.
+    """
+    rng = np.random.default_rng(seed)
+    value = statistic(np.arange(count))
+    drawn = np.array([statistic(rng.integers(count, size=count)) for _ in range(draws)])
+    low, high = np.quantile(drawn - drawn.mean(), (0.025, 0.975))
+    return Interval(value, value + float(low), value + float(high))
+
+
+def clip_means(values: Sequence[FloatArray]) -> Interval:
+    """The mean over the numbers of each clip, then over clips, which the interval is over."""
+    return bootstrap(np.array([[one.mean()] for one in values]))
+
+
+def slope(values: Sequence[FloatArray], frames: int = 100) -> Interval:
+    """How much curves rise in so many frames: the least-squares line through each, with the interval over clips."""
+    rises = []
+    for curve in values:
+        time = np.arange(len(curve)) - (len(curve) - 1) / 2
+        rises.append([frames * float(time @ curve / (time @ time))])
+    return bootstrap(np.array(rises))
