@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from diagonal.evaluation import vbench
+from diagonal.evaluation.consistency import consistency, frame_weighted
 from diagonal.evaluation.distances import frechet, polynomial_mmd
 from diagonal.evaluation.metrics import Setting, Video
 from diagonal.evaluation.metrics.psnr import psnr
 from diagonal.evaluation.metrics.ssim import ssim
 from diagonal.evaluation.metrics.temporal_flickering import TemporalFlickering
+from diagonal.evaluation.statistics import clip_means
 from tests import made_weights
 from tests.conftest import golden, golden_json
 
@@ -62,3 +67,20 @@ def test_flicker_is_that_of_vbench():
     metric = TemporalFlickering(Setting())
     seen = metric.look(Video(frames), None)
     assert metric.total([seen], []).mean == pytest.approx(RECORDED["flicker"]["score"], abs=1e-6)
+
+
+def test_consistency_is_that_of_vbench_in_one_process_and_in_several():
+    found, expected = golden("metrics/formulas.safetensors"), RECORDED["consistency"]
+    clips = [consistency(found[f"consistency.v{number}"]) for number in (1, 2)]
+    assert [one.mean() for one in clips] == pytest.approx(expected["per_clip"], abs=1e-6)
+    assert frame_weighted(clips).mean == pytest.approx(expected["one_process"], abs=1e-6)
+    assert clip_means(clips).mean == pytest.approx(expected["several_processes"], abs=1e-6)
+
+
+@pytest.mark.parametrize("case", RECORDED["totals"], ids=lambda case: case["case"])
+def test_totals_are_those_of_vbench(case: dict[str, Any]):
+    given = {name: score for name, score in case["scores"].items() if score}
+    found = vbench.totals(given)
+    expected = case["quality"], case["semantic"], case["total"]
+    assert (found.quality, found.semantic, found.total) == pytest.approx(expected, rel=1e-12)
+    assert set(vbench.missing(given)) == case["scores"].keys() - given.keys()

@@ -493,6 +493,9 @@ def test_every_tensor_of_a_module_is_read(tmp_path: Path, how: str):
     for key, value in expected.items():
         assert state[key].dtype == value.dtype and torch.equal(state[key], value), key
     assert checkpoints.read(tmp_path / "net.jit").keys() == expected.keys()
+    # Authors name their archives .pt as well: what is in the file counts.
+    (tmp_path / "net.jit").rename(tmp_path / "net.pt")
+    assert checkpoints.read(tmp_path / "net.pt").keys() == expected.keys()
 
 
 def test_where_a_tensor_lay_when_it_was_saved_does_not_matter(tmp_path: Path):

@@ -1,7 +1,8 @@
 """Reads checkpoints without ever running code from a file.
 
 Accepted: safetensors (a file, or a folder with one or several shards), PyTorch `.ckpt/.bin/.pt/.pth` through
-`torch.load(weights_only=True)`, a Lightning `.ckpt` that this refuses and TorchScript `.jit` through `pickles`.
+`torch.load(weights_only=True)`; a Lightning `.ckpt` that this refuses, and TorchScript (`.jit`, or `.pt` by what is in
+it), through `pickles`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from diagonal.checkpoints import pickles
 from diagonal.checkpoints.int8 import restore
-from diagonal.checkpoints.sources import PICKLED, SCRIPTED, files, locate
+from diagonal.checkpoints.sources import PICKLED, files, locate
 from diagonal.checkpoints.state import State, some
 
 DIGITS = re.compile("[0-9]{1,18}")
@@ -63,11 +64,20 @@ def _lightning(path: Path) -> bool:
 
 
 def _read_file(path: Path, part: str | None) -> State:
-    if path.suffix in PICKLED:
+    if path.suffix in PICKLED and not _scripted(path):
         return _read_pickled(path, part)
     if part is not None:
         raise ValueError(f"{path} has no part {part!r}: only {', '.join(PICKLED)} files have parts")
-    return pickles.read_module(path) if path.suffix == SCRIPTED else _read_safetensors(path)
+    return _read_safetensors(path) if path.suffix == ".safetensors" else pickles.read_module(path)
+
+
+def _scripted(path: Path) -> bool:
+    """Whether a file is a TorchScript archive, whatever its name ends in: beside its tensors it has code."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("/constants.pkl") for name in archive.namelist())
+    except zipfile.BadZipFile:
+        return False
 
 
 def _read_safetensors(path: Path) -> State:
