@@ -35,6 +35,7 @@ ROOMS = (
     "evaluation",
     "training",
     "recipes",
+    "server",
     "cli",
 )
 WITHOUT_TORCH = ("planning", "media", "catalog.names", "worlds", "cli")

@@ -16,6 +16,7 @@ SCREENS = 100  # lines, two screens
 COMMANDS = {
     "generate": ("Model", "Prompt", "Schedule", "Sampling", "Output"),
     "play": ("Model", "Prompt", "Playing", "Schedule", "Sampling", "Output"),
+    "serve": ("Model", "Server"),
     "video": ("Model", "Prompt", "Size", "Schedule", "Sampling", "Output"),
     "plan": ("What to plan", "Grids and token worlds", "Schedule", "Diffusion models"),
     "bench": ("Model", "Measuring", "Token worlds", "Sessions", "Diffusion models", "Output"),

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diagonal.cli.game import ACT, BRANCH, RESTART, SCHEDULE, Move, middle_and_late
-from diagonal.cli.keys import COMMANDS, HELD, TURNS, Event, Held, Kind, Meter, Pace, Player, decode
+from diagonal.cli.keys import COMMANDS, HELD, TURNS, Event, Held, Kind, Meter, Player, decode
 from diagonal.planning.decoding import parse as parse_schedule
 from diagonal.worlds import vizdoom, vpt, xbox
+from diagonal.worlds.pace import Pace
 from diagonal.worlds.script import together
 
 UP = Kind.UP

@@ -27,7 +27,20 @@ if TYPE_CHECKING:
     from diagonal.generation.world import World
 
 # The order is that of --help.
-COMMANDS = ("plan", "models", "convert", "generate", "play", "video", "record", "train", "distill", "evaluate", "bench")
+COMMANDS = (
+    "plan",
+    "models",
+    "convert",
+    "generate",
+    "play",
+    "serve",
+    "video",
+    "record",
+    "train",
+    "distill",
+    "evaluate",
+    "bench",
+)
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Fast autoregressive video generation.")
 out = Console(highlight=False, soft_wrap=True)

@@ -15,6 +15,7 @@ from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
 from diagonal.cli.game import ACT, BRANCH, RESTART, RETURN, SCHEDULE, Move, middle_and_late
+from diagonal.worlds.pace import Pace
 from diagonal.worlds.protocols import ActionSpace
 from diagonal.worlds.script import together
 
@@ -172,22 +173,6 @@ class Meter:
         middle, late = middle_and_late(self.answers)
         answer = "" if middle is None or late is None else f"  key {middle:.0f} ms, p95 {late:.0f}"
         return f"{fps:>4} FPS{answer}"
-
-
-class Pace:
-    """So many frames a second, at most."""
-
-    def __init__(self, fps: float, clock: Callable[[], float]) -> None:
-        self._every, self._clock, self._due = 1 / fps, clock, clock()
-
-    def left(self) -> float:
-        """Seconds until the next frame may be begun."""
-        return max(0.0, self._due - self._clock())
-
-    def begin(self) -> None:
-        """A frame is begun. A little lateness is made up for, so that the mean is kept; more is not."""
-        now = self._clock()
-        self._due = (self._due if now < self._due + self._every else now) + self._every
 
 
 @dataclass

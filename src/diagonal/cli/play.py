@@ -18,11 +18,12 @@ from diagonal.cli import app, err, load_world, out, print_json, progress_bar
 from diagonal.cli.console import Keyboard, Printed, Screen, check_terminal
 from diagonal.cli.game import ACT, Game, Move, limited, middle_and_late
 from diagonal.cli.generate import Look, SamplingOptions
-from diagonal.cli.keys import HELP, Held, Meter, Pace, Player
+from diagonal.cli.keys import HELP, Held, Meter, Player
 from diagonal.cli.opened import Asked, Going, Resuming, opened
 from diagonal.cli.options import Computing, Fitting, Json, RowStarts, WorldSource, flat
 from diagonal.cli.prompts import Beginning
 from diagonal.media.files import check_target
+from diagonal.worlds.pace import Pace
 
 if TYPE_CHECKING:
     from diagonal.media.video import VideoArray, Writer

@@ -107,12 +107,17 @@ class Snapshot:
 
 
 def _from_json(found: Mapping[str, Any]) -> Snapshot:
-    made = tuple(
-        How(_order(part), bool(part["chooses"])) for part in found["made"] for _ in range(_count(part["frames"]))
-    )
     frames, unit = (_count(size) for size in found["shape"])
     if frames * unit > MAX_IDS:
         raise ValueError(f"{frames} frames of {unit} ids")
+    counts = [_count(part["frames"]) for part in found["made"]]
+    if sum(counts) > frames:  # before so many are made
+        raise ValueError(f"{sum(counts)} decoded frames of {frames}")
+    made = tuple(
+        how
+        for part, count in zip(found["made"], counts, strict=True)
+        for how in [How(_order(part), bool(part["chooses"]))] * count
+    )
     data = zlib.decompressobj().decompress(base64.b64decode(found["units"], validate=True), 4 * frames * unit + 1)
     if len(data) != 4 * frames * unit:
         raise ValueError(f"{len(data)} bytes of ids for {frames} frames of {unit}")

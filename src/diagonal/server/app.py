@@ -1,0 +1,120 @@
+"""The application: routes, errors as JSON, and the page."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, WebSocket
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.websockets import WebSocketDisconnect
+
+import diagonal
+from diagonal.server.access import Access
+from diagonal.server.house import House
+from diagonal.server.models import ServedWorld
+from diagonal.server.settings import Settings
+from diagonal.server.wire import RefusedError
+from diagonal.server.world_socket import POLICY, play, refuse
+
+TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def create_app(settings: Settings, models: Mapping[str, ServedWorld]) -> FastAPI:
+    """The server's application, whose worlds run while it does. `app.state.house` is what it has open."""
+    house = House(settings, models)
+
+    @asynccontextmanager
+    async def running(app: FastAPI) -> AsyncIterator[None]:
+        house.start()
+        yield
+        await house.say_goodbye("the server stops")
+        house.stop()
+
+    # The pages of these addresses load scripts from elsewhere, which ours never do.
+    app = FastAPI(title="diagonal", version=diagonal.__version__, lifespan=running, docs_url=None, redoc_url=None)
+    app.state.house = house
+    app.add_middleware(Access, settings=settings)
+    _errors(app)
+    _routes(app, house)
+    _page(app, Path(str(resources.files("diagonal.server") / "static")))
+    return app
+
+
+def _routes(app: FastAPI, house: House) -> None:
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """What is served."""
+        return {"object": "list", "data": [model.describe() for model in house.models.values()]}
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        """Whether the server runs, and how full it is."""
+        return house.health()
+
+    @app.websocket("/v1/realtime/video")
+    async def realtime(socket: WebSocket, model: str | None = None) -> None:
+        await socket.accept()
+        try:
+            found = house.models.get(model) if model else next(iter(house.models.values()))
+            if found is None:
+                known = ", ".join(house.models)
+                await refuse(
+                    socket, RefusedError("unknown_model", f"there is no model {model!r}; known: {known}"), POLICY
+                )
+            else:
+                await play(socket, found, house)
+        except WebSocketDisconnect:
+            pass
+
+
+def _page(app: FastAPI, folder: Path) -> None:
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        index = folder / "index.html"
+        if not index.is_file():
+            raise HTTPException(404, "this server has no page; /v1/models says what it serves")
+        return FileResponse(index)
+
+    if folder.is_dir():
+        app.mount("/static", StaticFiles(directory=folder), name="static")
+
+
+def _errors(app: FastAPI) -> None:
+    async def failed(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return problem(error.status_code, str(error.detail), headers=error.headers)
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        param = ".".join(str(part) for part in first["loc"][1:])
+        return problem(400, f"{param}: {first['msg']}" if param else first["msg"], "bad_value", param)
+
+    async def broken(request: Request, error: Exception) -> Response:
+        return problem(500, "the server failed; its log says more", "internal")
+
+    app.add_exception_handler(HTTPException, failed)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(Exception, broken)
+
+
+def problem(
+    status: int,
+    message: str,
+    code: str | None = None,
+    param: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """An error as OpenAI's clients read it."""
+    kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    code = code or kind.removesuffix("_error")
+    content = {"error": {"message": message, "type": kind, "code": code, "param": param}}
+    return JSONResponse(content, status, headers=headers)

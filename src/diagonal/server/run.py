@@ -1,0 +1,52 @@
+"""The application under uvicorn: sessions are told before the server goes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from diagonal.server.house import House
+from diagonal.server.settings import Settings
+
+GRACE = 10  # seconds for requests to end when the server stops
+
+
+class Server(uvicorn.Server):
+    """Says goodbye to sessions while their sockets are open still."""
+
+    def __init__(self, config: uvicorn.Config, house: House, on_ready: Callable[[str], object]) -> None:
+        super().__init__(config)
+        self._house, self._on_ready = house, on_ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say where."""
+        await super().startup(sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            self._on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End sessions, then all else."""
+        await self._house.say_goodbye("the server stops")
+        await super().shutdown(sockets)
+
+
+def serve(app: FastAPI, settings: Settings, on_ready: Callable[[str], object]) -> None:
+    """Run until SIGINT or SIGTERM. Images do not compress, so messages are not compressed; and data that is compressed
+    in the server would hide from it that a client does not keep up."""
+    options: dict[str, Any] = {
+        "host": settings.host,
+        "port": settings.port,
+        "ws": "websockets-sansio",
+        "ws_max_size": settings.limits.start_bytes,
+        "ws_per_message_deflate": False,
+        "timeout_graceful_shutdown": GRACE,
+        "access_log": False,  # addresses may have the token in them
+        "log_level": "warning",
+        "server_header": False,
+    }
+    Server(uvicorn.Config(app, **options), app.state.house, on_ready).run()

@@ -1,0 +1,174 @@
+"""The thread of a world: all model calls are made in it, a frame at a time, for all players whose frame is due.
+
+Whatever else is done to sessions is a task, done in this thread between two frames. So nothing here needs a lock but
+the list of tasks, and a client that does not read, or leaves, holds up nobody: nothing is waited for.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from diagonal.generation.arena import Arena
+from diagonal.generation.live import LiveSession
+from diagonal.generation.snapshot import Snapshot
+from diagonal.generation.world import World
+from diagonal.server.controls import Controls
+from diagonal.server.player import Deliver, Delivery, Player
+from diagonal.server.starts import Start
+from diagonal.server.timeline import Timeline, recent
+from diagonal.worlds.pace import Pace
+
+Result = TypeVar("Result")
+FAILED = {"type": "error", "code": "internal", "message": "the model failed; the session is over"}
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """How a player begins."""
+
+    begin: Start | Snapshot
+    seed: int
+    schedule: str
+    paced: bool
+    paused: bool
+    controls: Controls
+
+
+class Ticker:
+    """Players of one world. Its thread runs from `start` to `stop`."""
+
+    def __init__(self, world: World, seats: int, timeline: int) -> None:
+        self.world, self._timeline = world, timeline
+        self._arena = Arena(world, seats)
+        config, refill = world.variant.config, self._arena.context == "refill"
+        self._fed = int(config.reference_frames) if refill else int(config.frames) - 1
+        self._players: list[Player] = []
+        self._tasks = deque[tuple[Callable[[], Any], Future[Any]]]()
+        self._news, self._stopping = threading.Condition(), False
+        self._thread = threading.Thread(target=self._run, name=f"world {world.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to run."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the frame that is being made, and end. Tasks that wait are done."""
+        with self._news:
+            self._stopping = True
+            self._news.notify()
+        self._thread.join()
+        self._arena.close()
+
+    def ask(self, task: Callable[[], Result]) -> Future[Result]:
+        """Do something to sessions, between two frames."""
+        future: Future[Result] = Future()
+        with self._news:
+            if self._stopping:
+                raise RuntimeError("this world is closed")
+            self._tasks.append((task, future))
+            self._news.notify()
+        return future
+
+    # What follows runs in the thread.
+
+    def join(self, how: Joining, deliver: Deliver, greeting: Callable[[Player], dict[str, Any]]) -> Player:
+        """Take a seat, greet, and show the frame that it begins with."""
+        session = self._begin(how.begin, how.seed, how.schedule)
+        player = Player(session, self._timeline_of(session), how.controls, float(self.world.variant.fps), deliver)
+        player.paused = how.paused
+        player.pace = Pace(player.fps, time.monotonic) if how.paced else None
+        player.show(greeting(player))
+        self._players.append(player)
+        return player
+
+    def leave(self, player: Player) -> None:
+        """Give a seat back."""
+        if player in self._players:
+            self._players.remove(player)
+            player.session.close()
+
+    def reset(self, player: Player, begin: Start | Snapshot, seed: int, said: dict[str, Any]) -> None:
+        """Begin again, in the same seat."""
+        schedule = str(player.session.order)
+        self._go_on(player, lambda: self._begin(begin, seed, schedule))
+        player.timeline = self._timeline_of(player.session)
+        player.show(said | {"frame": player.session.index})
+
+    def rewind(self, player: Player, frame: int, said: dict[str, Any]) -> None:
+        """Go on from an earlier frame, in the same seat."""
+        saved, schedule = player.timeline.at(frame), str(player.session.order)
+        self._go_on(player, lambda: self._begin(saved, saved.seed, schedule))
+        player.timeline.cut(frame)
+        player.show(said | {"frame": frame})
+
+    def _go_on(self, player: Player, begin: Callable[[], LiveSession]) -> None:
+        """Another session in the place of the one that was played; without one the player has left."""
+        player.session.close()
+        player.controls.release()
+        try:
+            player.session = begin()
+        except BaseException:
+            self._players.remove(player)
+            raise
+
+    def _begin(self, begin: Start | Snapshot, seed: int, schedule: str) -> LiveSession:
+        if isinstance(begin, Snapshot):
+            session = self._arena.resume(recent(begin, self._fed))
+            session.update(schedule=schedule)
+            return session
+        return self._arena.play(begin.tokens_THW, begin.actions, schedule=schedule, seed=seed)
+
+    def _timeline_of(self, session: LiveSession) -> Timeline:
+        return Timeline(session.snapshot(), self.world.layout(1).grid.frame_tokens, self._timeline, self._fed)
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                if not self._tasks and not self._stopping:
+                    self._news.wait(self._idle())
+                tasks, stopping = [*self._tasks], self._stopping
+                self._tasks.clear()
+            for task, future in tasks:
+                _do(task, future)
+            if stopping:
+                return
+            due = [player for player in self._players if player.left() == 0.0]
+            if due:
+                self._tick(due)
+
+    def _idle(self) -> float | None:
+        """Seconds until a frame is due; None: nobody plays."""
+        return min((left for player in self._players if (left := player.left()) is not None), default=None)
+
+    def _tick(self, due: list[Player]) -> None:
+        """The next frame of these players."""
+        taken = [player.begin() for player in due]
+        try:
+            actions = {player.session: one.action for player, one in zip(due, taken, strict=True)}
+            pieces = self._arena.step(actions)
+        except Exception:  # whatever a model does: others may go on
+            log.exception("a frame of %s failed", self.world.name)
+            for player in due:
+                player.deliver(Delivery((FAILED,)))
+                self.leave(player)
+            return
+        for player, one in zip(due, taken, strict=True):
+            player.made(pieces[player.session], one)
+
+
+def _do(task: Callable[[], Any], future: Future[Any]) -> None:
+    """Do what was asked for, and say what came of it."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(task())
+    except Exception as error:  # it is raised where the task was asked for
+        future.set_exception(error)

@@ -1,0 +1,305 @@
+"""One WebSocket on which a world is played: docs/serving.md has the messages.
+
+Reading and writing are two tasks. What changes the session is a task for the thread of the world, and nothing more is
+read until it is done; so a client can never have more than one of them waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from diagonal.generation.snapshot import Snapshot
+from diagonal.server import wire
+from diagonal.server.controls import Controls
+from diagonal.server.house import House
+from diagonal.server.images import Image, encode
+from diagonal.server.models import SCHEDULES, ServedWorld
+from diagonal.server.outbox import Outbox
+from diagonal.server.player import Delivery, Player, applied
+from diagonal.server.snapshots import checked
+from diagonal.server.starts import Start
+from diagonal.server.ticker import Joining
+from diagonal.server.wire import RefusedError
+
+DONE, UNSUPPORTED, POLICY, TOO_LARGE, INTERNAL, RESTART, NO_SEAT, SLOW_START = (
+    1000, 1003, 1008, 1009, 1011, 1012, 1013, 4408,
+)  # fmt: skip
+FAREWELL = 5.0  # seconds for a client to read what is left
+FIRST_CODES = {"bad_json": UNSUPPORTED, "unknown_type": UNSUPPORTED, "too_large": TOO_LARGE}
+
+
+async def receive_text(socket: WebSocket, seconds: float) -> str | bytes | None:
+    """The next message; TimeoutError if none comes."""
+    message = await asyncio.wait_for(socket.receive(), seconds)
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message.get("code", 1006))
+    text: str | bytes | None = message.get("text") or message.get("bytes")
+    return text
+
+
+async def play(socket: WebSocket, model: ServedWorld, house: House) -> None:
+    """All of a socket that was accepted."""
+    limits = house.settings.limits
+    try:
+        start = wire.world_message(await receive_text(socket, limits.start_seconds), limits.start_bytes)
+        if not isinstance(start, wire.Start):
+            raise RefusedError("wrong_order", f"{start.type} came first; session.start must", start.event_id)
+        if start.model not in (None, model.name):
+            raise RefusedError("unknown_model", f"model {start.model!r} given, and {model.name!r} in the address")
+        with model.seats.one() as seated:
+            if not seated:
+                raise RefusedError(
+                    "no_seat", f"all {model.seats.count} seats of {model.name} are taken; try again later"
+                )
+            await WorldSocket(socket, model, house, start).run()
+    except TimeoutError:
+        seconds = f"{limits.start_seconds:g}"
+        await refuse(
+            socket, RefusedError("start_timeout", f"no session.start came within {seconds} seconds"), SLOW_START
+        )
+    except RefusedError as refused:
+        code = NO_SEAT if refused.code == "no_seat" else FIRST_CODES.get(refused.code, POLICY)
+        await refuse(socket, refused, code)
+
+
+async def refuse(socket: WebSocket, refused: RefusedError, code: int) -> None:
+    """Say why, and close."""
+    await socket.send_json(refused.as_json())
+    await socket.close(code, refused.code)
+
+
+class WorldSocket:
+    """A session that has a seat."""
+
+    def __init__(self, socket: WebSocket, model: ServedWorld, house: House, start: wire.Start) -> None:
+        self.id = f"session_{secrets.token_hex(16)}"
+        self._socket, self._model, self._house, self._start = socket, model, house, start
+        self._outbox, self._loop = Outbox(), asyncio.get_running_loop()
+        self._controls = Controls(model.controls, model.world.actions.parse)
+        self._seed = secrets.randbelow(2**31) if start.seed is None else start.seed
+        self._begin: Start | Snapshot | None = None
+        self._player: Player | None = None
+        self._errors = 0
+
+    @property
+    def player(self) -> Player:
+        """Who plays; there is one from `session.started` on."""
+        assert self._player is not None
+        return self._player
+
+    async def run(self) -> None:
+        """Play until either side ends it."""
+        start = self._start
+        self._begin = await self._beginning(start.start, start.snapshot)
+        schedule = _schedule(start.schedule or self._model.describe()["default_schedule"])
+        joining = Joining(self._begin, self._seed, schedule, start.pace, start.paused, self._controls)
+        ticker = self._model.ticker
+        joined = ticker.ask(lambda: ticker.join(joining, self._deliver, self._greeting))
+        try:
+            self._player = await _in_words(asyncio.wrap_future(joined))
+            self._house.sessions[self.id] = self
+            code = await self._converse()
+            await self._socket.close(code)
+        except WebSocketDisconnect:
+            pass  # it is gone, and maybe in the middle of a message to it
+        finally:
+            self._house.sessions.pop(self.id, None)
+            await self._leave(joined)
+
+    async def end(self, reason: str) -> None:
+        """The server closes: give the client its session as a file."""
+        ticker, player = self._model.ticker, self.player
+        saved = await asyncio.wrap_future(ticker.ask(lambda: player.session.snapshot().as_json()))
+        self._outbox.say({"type": "session.closing", "reason": reason, "snapshot": saved})
+        self._outbox.close(RESTART)
+
+    async def _leave(self, joined: Any) -> None:
+        ticker = self._model.ticker
+        if joined.cancel():
+            return
+
+        def leave() -> None:
+            if joined.exception() is None:
+                ticker.leave(joined.result())
+
+        await asyncio.shield(asyncio.wrap_future(ticker.ask(leave)))
+
+    async def _beginning(self, start: str | None, snapshot: Mapping[str, Any] | None) -> Start | Snapshot:
+        starts = self._model.starts
+        if snapshot is not None:
+            if start is not None:
+                raise RefusedError("bad_value", "start and snapshot both say where to begin; give one")
+            most = self._house.settings.limits.timeline
+            return await asyncio.to_thread(checked, snapshot, self._model.world, most)
+        if start is None:
+            return next(iter(starts.values()))
+        if start not in starts:
+            raise RefusedError("unknown_start", f"there is no start view {start!r}; known: {', '.join(starts)}")
+        return starts[start]
+
+    def _greeting(self, player: Player) -> dict[str, Any]:
+        """`session.started`; made in the thread of the world."""
+        about, limits = self._model.describe(), self._house.settings.limits
+        shared = {name: about[name] for name in ("fps", "width", "height", "actions", "controls")}
+        most = {"message_bytes": limits.message_bytes, "idle_seconds": limits.idle_seconds, "frames": limits.timeline}
+        return {
+            "type": "session.started",
+            "session_id": self.id,
+            "model": self._model.name,
+            "seed": player.session.seed,
+            "schedule": str(player.session.order),
+            "frame": player.session.index,
+            **shared,
+            "limits": most,
+        }
+
+    def _deliver(self, delivery: Delivery) -> None:
+        """Called in the thread of the world."""
+        self._loop.call_soon_threadsafe(self._take, delivery)
+
+    def _take(self, delivery: Delivery) -> None:
+        for message in delivery.messages:
+            self._outbox.say(dict(message))
+            if message.get("code") == "internal":
+                self._outbox.close(INTERNAL)
+        if delivery.image is not None:
+            self._outbox.show(delivery.image, delivery.cut)
+
+    async def _converse(self) -> int:
+        """Read and write until one of the two ends; gives the close code."""
+        reading, writing = asyncio.create_task(self._read()), asyncio.create_task(self._write())
+        try:
+            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                self._outbox.close(reading.result())
+                await asyncio.wait({writing}, timeout=FAREWELL)
+            return writing.result() if writing.done() else DONE
+        finally:
+            reading.cancel()
+            writing.cancel()
+            await asyncio.gather(reading, writing, return_exceptions=True)
+
+    async def _write(self) -> int:
+        while True:
+            found = await self._outbox.next()
+            if isinstance(found, int):
+                return found
+            if isinstance(found, Image):
+                await self._send(found)
+            else:
+                await self._socket.send_json(found)
+
+    async def _send(self, image: Image) -> None:
+        data = await asyncio.to_thread(encode, image.pixels, self._start.format, self._start.quality)
+        latency = None if image.received is None else 1000 * (time.monotonic() - image.received)
+        about = {
+            "type": "video.frame",
+            "frame": image.frame,
+            "seq": image.seq,
+            "action": image.action,
+            "calls": image.calls,
+            "decode_ms": round(image.decode_ms, 3),
+            "latency_ms": None if latency is None else round(latency, 3),
+            "dropped": self._outbox.dropped,
+            "schedule": image.schedule,
+            "byte_length": len(data),
+            "mime": f"image/{self._start.format}",
+        }
+        await self._socket.send_json(about)
+        await self._socket.send_bytes(data)
+
+    async def _read(self) -> int:
+        """Do what the client says until it stops; gives the close code."""
+        limits = self._house.settings.limits
+        while True:
+            try:
+                text = await receive_text(self._socket, limits.idle_seconds)
+                message = wire.world_message(text, limits.message_bytes)
+                if await self._answer(message):
+                    return DONE
+            except TimeoutError:
+                why = f"no message came for {limits.idle_seconds:g} seconds; say session.ping now and then"
+                self._outbox.say(RefusedError("idle_timeout", why).as_json())
+                return POLICY
+            except RefusedError as refused:
+                self._outbox.say(refused.as_json())
+                self._errors += 1
+                if refused.code == "too_large":
+                    return TOO_LARGE
+                if self._errors > limits.errors:
+                    return POLICY
+
+    async def _answer(self, message: wire.AnyMessage) -> bool:
+        """Do what a message says; whether it was the last."""
+        match message:
+            case wire.Control(seq=seq, held=held, pressed=pressed):
+                try:
+                    self._controls.feed(seq, held, pressed, time.monotonic())
+                except ValueError as error:
+                    raise RefusedError("bad_value", str(error), message.event_id) from error
+            case wire.Ack(frame=frame):
+                self._outbox.acknowledge(frame)
+            case wire.Ping():
+                self._outbox.say({"type": "session.pong"})
+            case wire.Stop():
+                await self._stop()
+                return True
+            case wire.Start():
+                raise RefusedError(
+                    "wrong_order", "the session has started; session.reset begins again", message.event_id
+                )
+            case _:
+                await self._change(message)
+        return False
+
+    async def _change(self, message: wire.AnyMessage) -> None:
+        """What is done to the session between two frames."""
+        ticker, player = self._model.ticker, self.player
+        match message:
+            case wire.Update(schedule=schedule, paused=paused, pace=paced, update_id=update_id):
+                known = None if schedule is None else _schedule(schedule)
+                task = ticker.ask(lambda: player.update(known, paused, paced, update_id))
+            case wire.Reset(seed=seed, start=start):
+                assert self._begin is not None
+                self._begin = self._begin if start is None else await self._beginning(start, None)
+                self._seed = self._seed if seed is None else seed
+                begin, said = self._begin, applied("reset", 0)
+                task = ticker.ask(lambda: ticker.reset(player, begin, self._seed, said))
+            case wire.Rewind(frame=frame):
+                task = ticker.ask(lambda: ticker.rewind(player, frame, applied("rewind", frame)))
+            case _:
+                saved = await asyncio.wrap_future(ticker.ask(lambda: player.session.snapshot().as_json()))
+                self._outbox.say({"type": "session.snapshot", "snapshot": saved})
+                return
+        await _in_words(asyncio.wrap_future(task), message.event_id)
+
+    async def _stop(self) -> None:
+        """No frame is made after this, and none is sent."""
+        ticker, player = self._model.ticker, self.player
+        last = player.session.index
+        await asyncio.wrap_future(ticker.ask(lambda: ticker.leave(player)))
+        self._outbox.say({"type": "session.done", "frames": last + 1, "stopped": True})
+
+
+class _Work(Protocol):
+    def __await__(self) -> Any: ...
+
+
+async def _in_words(work: _Work, event_id: str | None = None) -> Any:
+    """What comes of a task; what it refuses is told to the client."""
+    try:
+        return await work
+    except ValueError as error:
+        raise RefusedError("bad_value", str(error), event_id) from error
+
+
+def _schedule(text: str) -> str:
+    if text not in SCHEDULES:
+        raise RefusedError("bad_value", f"schedule {text!r} given; known: {', '.join(SCHEDULES)}")
+    return text
