@@ -65,6 +65,9 @@ class Reached:
     allow_origin: Annotated[
         list[str] | None, typer.Option(help="Pages of other hosts that may use it, such as https://example.org.")
     ] = None
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of all that is kept. Default: one that goes when the server ends.")
+    ] = None
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser, where there is one.")] = False
 
 
@@ -97,6 +100,7 @@ def _settings(served: Served, reached: Reached) -> Settings:
         token=reached.token,
         origins=tuple(reached.allow_origin or ()),
         seats=served.seats,
+        data=reached.data,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from importlib import resources
@@ -10,15 +11,17 @@ from typing import Any
 
 from fastapi import FastAPI, WebSocket
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.websockets import WebSocketDisconnect
 
 import diagonal
+from diagonal.server import sessions
 from diagonal.server.access import Access
 from diagonal.server.house import House
+from diagonal.server.images import encode
 from diagonal.server.models import ServedWorld
 from diagonal.server.settings import Settings
 from diagonal.server.wire import RefusedError
@@ -58,6 +61,22 @@ def _routes(app: FastAPI, house: House) -> None:
     async def health() -> dict[str, Any]:
         """Whether the server runs, and how full it is."""
         return house.health()
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> str:
+        """Counters for Prometheus."""
+        return house.metrics()
+
+    @app.get("/v1/models/{model:path}/starts/{start}")
+    async def start(model: str, start: str) -> Response:
+        """A picture of a start view."""
+        found = house.models.get(model)
+        if found is None or start not in found.starts:
+            raise HTTPException(404, f"there is no start view {start!r} of a model {model!r}")
+        picture = await asyncio.to_thread(encode, found.starts[start].picture, "webp", 90)
+        return Response(picture, media_type="image/webp", headers={"cache-control": "max-age=3600"})
+
+    app.include_router(sessions.routes(house))
 
     @app.websocket("/v1/realtime/video")
     async def realtime(socket: WebSocket, model: str | None = None) -> None:

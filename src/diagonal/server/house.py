@@ -1,50 +1,96 @@
-"""All that a running server has: its models, and the sessions that are open."""
+"""All that a running server has: its models, the sessions that are open, and its folder."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
+from diagonal.media.files import atomic
+from diagonal.server.metrics import exposition
 from diagonal.server.models import ServedWorld
+from diagonal.server.player import Player
 from diagonal.server.settings import Settings
+from diagonal.server.ticker import Ticker
+
+log = logging.getLogger(__name__)
 
 
 class Open(Protocol):
     """A session that is open."""
 
-    async def end(self, reason: str) -> None:
-        """Say why, and end it."""
+    @property
+    def ticker(self) -> Ticker: ...
+
+    @property
+    def player(self) -> Player: ...
+
+    async def snapshot(self) -> dict[str, Any]:
+        """The session as a file."""
+        ...
+
+    def close(self, reason: str, snapshot: dict[str, Any]) -> None:
+        """The server goes: say so, and end."""
         ...
 
 
-@dataclass(slots=True)
 class House:
     """Made once for every application."""
 
-    settings: Settings
-    models: Mapping[str, ServedWorld]
-    sessions: dict[str, Open] = field(default_factory=dict)
-    closing: bool = False
+    def __init__(self, settings: Settings, models: Mapping[str, ServedWorld]) -> None:
+        self.settings, self.models = settings, models
+        self.sessions: dict[str, Open] = {}
+        self.recording = asyncio.Semaphore(1)  # each takes time from those who play
+        self.closing = False
+        self._temporary = None if settings.data else tempfile.TemporaryDirectory(prefix="diagonal-")
+        self.data = settings.data or Path(self._temporary.name if self._temporary else "")
 
     def start(self) -> None:
         """Start the threads of all worlds."""
+        self.data.mkdir(parents=True, exist_ok=True)
         for model in self.models.values():
             model.ticker.start()
 
     async def say_goodbye(self, reason: str) -> None:
-        """End all sessions, and take no more."""
+        """End all sessions, and take no more. What they are is told to their clients, and kept in the folder."""
         self.closing = True
-        await asyncio.gather(*(session.end(reason) for session in [*self.sessions.values()]), return_exceptions=True)
+        open_now = [*self.sessions.items()]
+        saved = await asyncio.gather(*(one.snapshot() for _, one in open_now), return_exceptions=True)
+        for (name, session), snapshot in zip(open_now, saved, strict=True):
+            if isinstance(snapshot, BaseException):
+                log.warning("session %s is not kept: %s", name, snapshot)
+                continue
+            session.close(reason, snapshot)
+            self._keep(name, snapshot)
 
     def stop(self) -> None:
         """End the threads of all worlds."""
         for model in self.models.values():
             model.ticker.stop()
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
     def health(self) -> dict[str, Any]:
         """Whether it runs, and how full it is."""
         seats = sum(model.seats.count for model in self.models.values())
         status = "closing" if self.closing else "ok"
         return {"status": status, "models": len(self.models), "sessions": len(self.sessions), "seats": seats}
+
+    def metrics(self) -> str:
+        """The text of `/metrics`."""
+        return exposition(
+            {
+                name: (model.ticker.metrics, model.seats.count - model.seats.free, model.seats.count)
+                for name, model in self.models.items()
+            }
+        )
+
+    def _keep(self, name: str, snapshot: dict[str, Any]) -> None:
+        folder = self.data / "sessions"
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic(folder / f"{name}.json") as temporary:
+            temporary.write_text(json.dumps(snapshot), encoding="utf-8")

@@ -40,6 +40,11 @@ class Player:
     paused: bool = False
     pace: Pace | None = None  # None: as fast as it goes
 
+    @property
+    def schedule(self) -> str:
+        """The one of its next frame."""
+        return str(self.session.order)
+
     def left(self) -> float | None:
         """Seconds until its next frame is due; None: it waits for its player."""
         if self.paused:
@@ -60,7 +65,7 @@ class Player:
             frame=piece.index,
             pixels=piece.frame,
             action=taken.action,
-            schedule=str(self.session.order),
+            schedule=self.schedule,
             seq=taken.seq,
             calls=piece.calls,
             decode_ms=1000 * (piece.model_seconds + piece.decode_seconds),
@@ -71,7 +76,7 @@ class Player:
 
     def show(self, *messages: Mapping[str, Any]) -> None:
         """The frame that there is to see now, after messages."""
-        image = Image(self.session.index, self.session.view(), "", str(self.session.order))
+        image = Image(self.session.index, self.session.view(), "", self.schedule)
         self.deliver(Delivery(messages, image, cut=True))
 
     def update(self, schedule: str | None, paused: bool | None, paced: bool | None, update_id: str | None) -> None:

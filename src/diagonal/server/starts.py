@@ -22,6 +22,7 @@ class Start:
 
     tokens_THW: Tensor
     actions: Sequence[Any] | None
+    picture: VideoArray  # (H, W, 3): the last of them, from which it goes on
 
 
 def starts_of(world: World, prompt: VideoArray | None = None) -> dict[str, Start]:
@@ -35,4 +36,4 @@ def starts_of(world: World, prompt: VideoArray | None = None) -> dict[str, Start
         clips[CARD] = test_card(*frame_size(world)), None
     if not clips:
         raise ValueError(f"{world.name} has no start views; give --prompt: a picture or a clip to begin with")
-    return {name: Start(world.encode(frames)[0][0], actions) for name, (frames, actions) in clips.items()}
+    return {name: Start(world.encode(frames)[0][0], actions, frames[-1]) for name, (frames, actions) in clips.items()}

@@ -12,14 +12,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+
+import torch
 
 from diagonal.generation.arena import Arena
 from diagonal.generation.live import LiveSession
 from diagonal.generation.snapshot import Snapshot
 from diagonal.generation.world import World
+from diagonal.media.video import VideoArray
 from diagonal.server.controls import Controls
+from diagonal.server.metrics import Metrics
 from diagonal.server.player import Deliver, Delivery, Player
 from diagonal.server.starts import Start
 from diagonal.server.timeline import Timeline, recent
@@ -50,7 +54,9 @@ class Ticker:
         self._arena = Arena(world, seats)
         config, refill = world.variant.config, self._arena.context == "refill"
         self._fed = int(config.reference_frames) if refill else int(config.frames) - 1
+        self.metrics = Metrics()
         self._players: list[Player] = []
+        self._spent, self._now = dict[str, float](), 0.0  # seconds of each schedule, and of the one that was last
         self._tasks = deque[tuple[Callable[[], Any], Future[Any]]]()
         self._news, self._stopping = threading.Condition(), False
         self._thread = threading.Thread(target=self._run, name=f"world {world.name}", daemon=True)
@@ -82,11 +88,13 @@ class Ticker:
     def join(self, how: Joining, deliver: Deliver, greeting: Callable[[Player], dict[str, Any]]) -> Player:
         """Take a seat, greet, and show the frame that it begins with."""
         session = self._begin(how.begin, how.seed, how.schedule)
-        player = Player(session, self._timeline_of(session), how.controls, float(self.world.variant.fps), deliver)
+        timeline = self._timeline_of(session, how.begin)
+        player = Player(session, timeline, how.controls, float(self.world.variant.fps), deliver)
         player.paused = how.paused
         player.pace = Pace(player.fps, time.monotonic) if how.paced else None
         player.show(greeting(player))
         self._players.append(player)
+        self.metrics.sessions += 1
         return player
 
     def leave(self, player: Player) -> None:
@@ -97,17 +105,26 @@ class Ticker:
 
     def reset(self, player: Player, begin: Start | Snapshot, seed: int, said: dict[str, Any]) -> None:
         """Begin again, in the same seat."""
-        schedule = str(player.session.order)
+        schedule = player.schedule
         self._go_on(player, lambda: self._begin(begin, seed, schedule))
-        player.timeline = self._timeline_of(player.session)
+        player.timeline = self._timeline_of(player.session, begin)
         player.show(said | {"frame": player.session.index})
 
     def rewind(self, player: Player, frame: int, said: dict[str, Any]) -> None:
         """Go on from an earlier frame, in the same seat."""
-        saved, schedule = player.timeline.at(frame), str(player.session.order)
+        saved, schedule = player.timeline.at(frame), player.schedule
         self._go_on(player, lambda: self._begin(saved, saved.seed, schedule))
         player.timeline.cut(frame)
         player.show(said | {"frame": frame})
+
+    def pixels(self, player: Player, start: int, count: int) -> VideoArray:
+        """So many frames (T, H, W, 3) of a session, from the number `start` on."""
+        config = self.world.variant.config
+        tokens = player.timeline.tokens(start, count).view(-1, 1, config.rows, config.cols)
+        with torch.inference_mode():
+            pixels = self.world.tokenizer.decode(tokens.to(self.world.device), {})
+        frames: VideoArray = pixels[:, 0].permute(0, 2, 3, 1).cpu().numpy()
+        return frames
 
     def _go_on(self, player: Player, begin: Callable[[], LiveSession]) -> None:
         """Another session in the place of the one that was played; without one the player has left."""
@@ -126,8 +143,12 @@ class Ticker:
             return session
         return self._arena.play(begin.tokens_THW, begin.actions, schedule=schedule, seed=seed)
 
-    def _timeline_of(self, session: LiveSession) -> Timeline:
-        return Timeline(session.snapshot(), self.world.layout(1).grid.frame_tokens, self._timeline, self._fed)
+    def _timeline_of(self, session: LiveSession, begin: Start | Snapshot) -> Timeline:
+        """What has been: of a snapshot all that is in it, though not all of it is fed again."""
+        saved = (
+            replace(session.snapshot(), units_TU=begin.units_TU) if isinstance(begin, Snapshot) else session.snapshot()
+        )
+        return Timeline(saved, self.world.layout(1).grid.frame_tokens, self._timeline, self._fed)
 
     def _run(self) -> None:
         while True:
@@ -140,9 +161,24 @@ class Ticker:
                 _do(task, future)
             if stopping:
                 return
-            due = [player for player in self._players if player.left() == 0.0]
+            due = self._due()
             if due:
                 self._tick(due)
+
+    def _due(self) -> list[Player]:
+        """Players whose frame is due, under the schedule that has had the least time. Schedules differ in their time
+        for a frame: so nobody's frames come slower because others chose a slow one, but for their share."""
+        groups: dict[str, list[Player]] = {}
+        for player in self._players:
+            if player.left() == 0.0:
+                groups.setdefault(player.schedule, []).append(player)
+        if not groups:
+            return []
+        # Who was away saves up no time.
+        self._spent = {schedule: max(self._spent.get(schedule, 0.0), self._now) for schedule in groups}
+        schedule = min(groups, key=lambda one: self._spent[one])
+        self._now = self._spent[schedule]
+        return groups[schedule]
 
     def _idle(self) -> float | None:
         """Seconds until a frame is due; None: nobody plays."""
@@ -150,7 +186,7 @@ class Ticker:
 
     def _tick(self, due: list[Player]) -> None:
         """The next frame of these players."""
-        taken = [player.begin() for player in due]
+        taken, began = [player.begin() for player in due], time.perf_counter()
         try:
             actions = {player.session: one.action for player, one in zip(due, taken, strict=True)}
             pieces = self._arena.step(actions)
@@ -160,6 +196,10 @@ class Ticker:
                 player.deliver(Delivery((FAILED,)))
                 self.leave(player)
             return
+        schedule, took = due[0].schedule, time.perf_counter() - began
+        self._spent[schedule] += took
+        self.metrics.frames[schedule] += len(due)
+        self.metrics.frame_seconds.observe(took)
         for player, one in zip(due, taken, strict=True):
             player.made(pieces[player.session], one)
 

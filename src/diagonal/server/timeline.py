@@ -38,8 +38,7 @@ class Timeline:
 
     def at(self, frame: int) -> Snapshot:
         """What a session begins with that goes on from this frame."""
-        if not self.first <= frame <= self.last:
-            raise ValueError(f"frame {frame} is not kept; those from {self.first} to {self.last} are")
+        self._check(frame)
         stop = frame - self.first + 1
         units = torch.stack([*islice(self._units, max(0, stop - self._fed), stop)]).long()
         units[-1, self._cells :] = UNKNOWN
@@ -53,9 +52,15 @@ class Timeline:
         self._units[-1][self._cells :] = UNKNOWN
 
     def tokens(self, start: int, count: int) -> Tensor:
-        """Ids (T, cells) of so many frames from the number `start` on, as far as they are kept."""
+        """Ids (T, cells) of so many frames from the number `start` on."""
+        self._check(start)
+        self._check(start + count - 1)
         first = start - self.first
         return torch.stack([*islice(self._units, first, first + count)])[:, : self._cells].long()
+
+    def _check(self, frame: int) -> None:
+        if not self.first <= frame <= self.last:
+            raise ValueError(f"frame {frame} is not kept; those from {self.first} to {self.last} are")
 
 
 def recent(saved: Snapshot, fed: int) -> Snapshot:

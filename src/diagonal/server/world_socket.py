@@ -24,7 +24,7 @@ from diagonal.server.outbox import Outbox
 from diagonal.server.player import Delivery, Player, applied
 from diagonal.server.snapshots import checked
 from diagonal.server.starts import Start
-from diagonal.server.ticker import Joining
+from diagonal.server.ticker import Joining, Ticker
 from diagonal.server.wire import RefusedError
 
 DONE, UNSUPPORTED, POLICY, TOO_LARGE, INTERNAL, RESTART, NO_SEAT, SLOW_START = (
@@ -53,7 +53,10 @@ async def play(socket: WebSocket, model: ServedWorld, house: House) -> None:
         if start.model not in (None, model.name):
             raise RefusedError("unknown_model", f"model {start.model!r} given, and {model.name!r} in the address")
         with model.seats.one() as seated:
+            if house.closing:
+                raise RefusedError("no_seat", "the server stops; try again later")
             if not seated:
+                model.ticker.metrics.refused += 1
                 raise RefusedError(
                     "no_seat", f"all {model.seats.count} seats of {model.name} are taken; try again later"
                 )
@@ -85,7 +88,7 @@ class WorldSocket:
         self._seed = secrets.randbelow(2**31) if start.seed is None else start.seed
         self._begin: Start | Snapshot | None = None
         self._player: Player | None = None
-        self._errors = 0
+        self._errors = self._counted = 0  # wrong messages, and dropped images that are in the metrics
 
     @property
     def player(self) -> Player:
@@ -99,7 +102,7 @@ class WorldSocket:
         self._begin = await self._beginning(start.start, start.snapshot)
         schedule = _schedule(start.schedule or self._model.describe()["default_schedule"])
         joining = Joining(self._begin, self._seed, schedule, start.pace, start.paused, self._controls)
-        ticker = self._model.ticker
+        ticker = self.ticker
         joined = ticker.ask(lambda: ticker.join(joining, self._deliver, self._greeting))
         try:
             self._player = await _in_words(asyncio.wrap_future(joined))
@@ -112,15 +115,24 @@ class WorldSocket:
             self._house.sessions.pop(self.id, None)
             await self._leave(joined)
 
-    async def end(self, reason: str) -> None:
-        """The server closes: give the client its session as a file."""
-        ticker, player = self._model.ticker, self.player
-        saved = await asyncio.wrap_future(ticker.ask(lambda: player.session.snapshot().as_json()))
-        self._outbox.say({"type": "session.closing", "reason": reason, "snapshot": saved})
+    @property
+    def ticker(self) -> Ticker:
+        """The thread of its world."""
+        return self._model.ticker
+
+    async def snapshot(self) -> dict[str, Any]:
+        """The session as a file."""
+        player = self.player
+        saved: dict[str, Any] = await asyncio.wrap_future(self.ticker.ask(lambda: player.session.snapshot().as_json()))
+        return saved
+
+    def close(self, reason: str, snapshot: dict[str, Any]) -> None:
+        """The server goes: say so, and end."""
+        self._outbox.say({"type": "session.closing", "reason": reason, "snapshot": snapshot})
         self._outbox.close(RESTART)
 
     async def _leave(self, joined: Any) -> None:
-        ticker = self._model.ticker
+        ticker = self.ticker
         if joined.cancel():
             return
 
@@ -213,6 +225,12 @@ class WorldSocket:
         }
         await self._socket.send_json(about)
         await self._socket.send_bytes(data)
+        metrics = self.ticker.metrics
+        metrics.images += 1
+        metrics.dropped += self._outbox.dropped - self._counted
+        self._counted = self._outbox.dropped
+        if latency is not None:
+            metrics.latency.observe(latency / 1000)
 
     async def _read(self) -> int:
         """Do what the client says until it stops; gives the close code."""
@@ -221,8 +239,11 @@ class WorldSocket:
             try:
                 text = await receive_text(self._socket, limits.idle_seconds)
                 message = wire.world_message(text, limits.message_bytes)
-                if await self._answer(message):
-                    return DONE
+                try:
+                    if await self._answer(message):
+                        return DONE
+                except RefusedError as refused:
+                    raise RefusedError(refused.code, str(refused), message.event_id) from refused
             except TimeoutError:
                 why = f"no message came for {limits.idle_seconds:g} seconds; say session.ping now and then"
                 self._outbox.say(RefusedError("idle_timeout", why).as_json())
@@ -242,7 +263,7 @@ class WorldSocket:
                 try:
                     self._controls.feed(seq, held, pressed, time.monotonic())
                 except ValueError as error:
-                    raise RefusedError("bad_value", str(error), message.event_id) from error
+                    raise RefusedError("bad_value", str(error)) from error
             case wire.Ack(frame=frame):
                 self._outbox.acknowledge(frame)
             case wire.Ping():
@@ -260,7 +281,7 @@ class WorldSocket:
 
     async def _change(self, message: wire.AnyMessage) -> None:
         """What is done to the session between two frames."""
-        ticker, player = self._model.ticker, self.player
+        ticker, player = self.ticker, self.player
         match message:
             case wire.Update(schedule=schedule, paused=paused, pace=paced, update_id=update_id):
                 known = None if schedule is None else _schedule(schedule)
@@ -274,14 +295,13 @@ class WorldSocket:
             case wire.Rewind(frame=frame):
                 task = ticker.ask(lambda: ticker.rewind(player, frame, applied("rewind", frame)))
             case _:
-                saved = await asyncio.wrap_future(ticker.ask(lambda: player.session.snapshot().as_json()))
-                self._outbox.say({"type": "session.snapshot", "snapshot": saved})
+                self._outbox.say({"type": "session.snapshot", "snapshot": await self.snapshot()})
                 return
-        await _in_words(asyncio.wrap_future(task), message.event_id)
+        await _in_words(asyncio.wrap_future(task))
 
     async def _stop(self) -> None:
         """No frame is made after this, and none is sent."""
-        ticker, player = self._model.ticker, self.player
+        ticker, player = self.ticker, self.player
         last = player.session.index
         await asyncio.wrap_future(ticker.ask(lambda: ticker.leave(player)))
         self._outbox.say({"type": "session.done", "frames": last + 1, "stopped": True})
@@ -291,12 +311,12 @@ class _Work(Protocol):
     def __await__(self) -> Any: ...
 
 
-async def _in_words(work: _Work, event_id: str | None = None) -> Any:
+async def _in_words(work: _Work) -> Any:
     """What comes of a task; what it refuses is told to the client."""
     try:
         return await work
     except ValueError as error:
-        raise RefusedError("bad_value", str(error), event_id) from error
+        raise RefusedError("bad_value", str(error)) from error
 
 
 def _schedule(text: str) -> str:
