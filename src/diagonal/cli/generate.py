@@ -143,7 +143,7 @@ def generate(
     elif output.out_path != "-":
         _print_runs(runs, shared)
         if equal is not None:
-            out.print(f"tokens equal {equal:.2%}")
+            out.print(f"tokens equal {_percent(equal)}")
 
 
 @dataclass(frozen=True)
@@ -210,6 +210,11 @@ def _write_compared(
         labels = [f"{run.schedule}   {run.calls} calls   {run.seconds:.1f} s" for run in runs]
         video.write(side_by_side(clips[::-1], labels[::-1]))
     return runs, float((tokens[0] == tokens[1]).mean())
+
+
+def _percent(share: float) -> str:
+    """Rounded, but one token that differs is not rounded away."""
+    return f"{share if share == 1 else min(100 * share, 99.99) / 100:.2%}".replace("%", " %")
 
 
 def _compared(runs: list[ClipTiming], equal: float | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from diagonal.engine.kernels.cpu import on_cpu
 from diagonal.engine.sampler import Sampler
 from diagonal.engine.tokens.decode import Frame, Span, Video, rollout
 from diagonal.engine.tokens.live import LiveDecoder, LiveKind, live_rollout
@@ -20,6 +21,7 @@ from diagonal.engine.warm import Warm
 from diagonal.generation.clock import Clock, Elapsed
 from diagonal.generation.session import Piece
 from diagonal.planning.decoding.lossless import Lossless
+from diagonal.planning.decoding.raster import Raster
 from diagonal.planning.plan import Plan
 
 
@@ -71,11 +73,18 @@ class TokenSession:
     def _lossless(self) -> bool:
         return isinstance(self.windows[0][1].order.schedule, Lossless)
 
+    @property
+    def _in_ring(self) -> bool:
+        """Whether frames are decoded one by one: lossless ones, and on a CPU those of raster that follow others. Both
+        then feed what is known by the same calls, so that their tokens are equal where sums are."""
+        raster = isinstance(self.windows[0][1].order.schedule, Raster) and self.known > 0
+        return self._lossless or (raster and on_cpu(self.video.units_BTU.device))
+
     def _rollout(self, on_call: Callable[[], object]) -> tuple[bool, Iterator[Frame]]:
         """Whether steps are captured, which are then queued far ahead of a GPU, and the frames."""
         layout = max((plan.layout for _, plan in self.windows), key=lambda one: one.length)
         units = self.video.units_BTU
-        if self._lossless:
+        if self._in_ring:
             made_for = LiveKind(self.model, layout, len(units), units.device, self.cache_dtype)
             decoder = self.live.take(
                 made_for, lambda: made_for.make(self.video.prefix_BP[0].tolist(), self.sampler.ids_U2)
