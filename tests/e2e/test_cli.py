@@ -345,6 +345,12 @@ def test_two_schedules_are_compared_side_by_side(tmp_path, world, plain):
     assert difference(right, diagonal) < 0.9 * difference(right, raster)
 
 
+def test_lossless_frames_have_the_tokens_of_raster(tmp_path):
+    numbers, _ = generate(tmp_path, "--frames", "1", "--schedule", "lossless:window=32", "--compare", "raster")
+    assert numbers["compare"]["tokens_equal"] == 1
+    assert 14 * 24 / 32 <= numbers["calls"] < numbers["compare"]["calls"] == 14 * 24
+
+
 def test_a_dash_streams_the_clip_to_stdout(tmp_path, plain):
     command = [COMMAND, "generate", "--model", "mcar/tiny", "--dtype", "float32", "--frames", "2", "--out", "-"]
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, timeout=120)
