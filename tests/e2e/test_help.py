@@ -21,7 +21,7 @@ COMMANDS = {
     "plan": ("What to plan", "Grids and token worlds", "Schedule", "Diffusion models"),
     "bench": ("Model", "Measuring", "Token worlds", "Sessions", "Diffusion models", "Output"),
     "distill": ("Model", "Prompts", "Method", "Videos", "Training", "Plan", "Run"),
-    "evaluate": ("Model", "Clips", "Measuring", "Output"),
+    "evaluate": ("Folders", "Folders of videos", "Model", "Clips", "Measuring", "Output"),
     "convert": ("Model", "Token worlds", "Diffusion models", "Output"),
     "record": (),
     "finetune": (),

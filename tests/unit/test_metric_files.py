@@ -68,7 +68,7 @@ def test_drift_is_the_slope_of_what_fades():
 
 
 def test_the_slope_of_a_line_is_its_rise():
-    assert slope([np.linspace(3, 6.5, 8)]).mean == pytest.approx(50)
+    assert slope(np.linspace(3, 6.5, 8)) == pytest.approx(50)
 
 
 def test_a_frame_that_repeats_is_frozen():

@@ -13,7 +13,8 @@ import typer
 from rich.table import Table
 
 from diagonal.cli import app, load_world, out, print_json, progress_bar
-from diagonal.cli.options import Computing, Device, Json, Lpips, WorldSource, flat
+from diagonal.cli.evaluate_folders import Folders, Run, Videos, evaluate_folders
+from diagonal.cli.options import Computing, Device, Json, Lpips, WorldSource, flat, given, refuse
 from diagonal.planning.plan import Order
 
 if TYPE_CHECKING:
@@ -76,8 +77,16 @@ class Output:
 
 @app.command()
 @flat
-def evaluate(source: WorldSource, held_out: HeldOut, compared: Compared, output: Output) -> None:
-    """Generate held-out clips again under each schedule, and measure them."""
+def evaluate(
+    scored: Folders, videos: Videos, source: WorldSource, held_out: HeldOut, compared: Compared, output: Output
+) -> None:
+    """Generate held-out clips again under each schedule, and measure them; or score folders of videos."""
+    if scored.folders:
+        others = given(source, held_out, compared)
+        refuse({name: others[name] for name in others.keys() - {"lpips", "device"}}, "folders of videos")
+        evaluate_folders(scored.folders, videos, Run(compared.device, compared.lpips, output.out_path, output.as_json))
+        return
+    refuse(given(videos), "a world: name folders of videos first")
     orders = [Order.of(spec) for spec in compared.schedule or DEFAULT]
     from diagonal.checkpoints import ASSETS
     from diagonal.evaluation import report, sweep

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,15 +56,7 @@ def resampled(statistic: Callable[[IntArray], float], count: int, draws: int = 2
     return Interval(value, value + float(low), value + float(high))
 
 
-def clip_means(values: Sequence[FloatArray]) -> Interval:
-    """The mean over the numbers of each clip, then over clips, which the interval is over."""
-    return bootstrap(np.array([[one.mean()] for one in values]))
-
-
-def slope(values: Sequence[FloatArray], frames: int = 100) -> Interval:
-    """How much curves rise in so many frames: the least-squares line through each, with the interval over clips."""
-    rises = []
-    for curve in values:
-        time = np.arange(len(curve)) - (len(curve) - 1) / 2
-        rises.append([frames * float(time @ curve / (time @ time))])
-    return bootstrap(np.array(rises))
+def slope(curve: FloatArray, frames: int = 100) -> float:
+    """How much a curve rises in so many frames, by the least-squares line through it."""
+    time = np.arange(len(curve)) - (len(curve) - 1) / 2
+    return frames * float(time @ curve / (time @ time))

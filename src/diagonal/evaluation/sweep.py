@@ -19,6 +19,7 @@ from diagonal.generation.world import World
 from diagonal.media.files import atomic
 from diagonal.media.video import write_picture
 from diagonal.networks.inverse_dynamics import Config, InverseDynamics
+from diagonal.networks.opening import opened
 from diagonal.planning.plan import Order
 from diagonal.worlds import vizdoom
 
@@ -27,9 +28,7 @@ SHEET_FRAMES = 12  # at most, side by side
 
 def load_judge(source: str | Path, device: torch.device | str) -> InverseDynamics:
     """A trained inverse-dynamics network, from a file or a folder."""
-    network = Config(len(vizdoom.ACTIONS)).build()
-    checkpoints.load(network, checkpoints.read(source), "the judge of Doom's actions")
-    return network.to(device).eval().requires_grad_(False)
+    return opened(Config(len(vizdoom.ACTIONS)).build, checkpoints.locate(source), device)
 
 
 def check_actions(model: str) -> None:

@@ -6,7 +6,9 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,44 @@ def read(source: str | Path, most: int | None = None, last: bool = False) -> Vid
     return _collect(path, frames, most, last)
 
 
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a video says of itself, without decoding it."""
+
+    frames: int | None  # None: it does not say
+    height: int
+    width: int
+    fps: Fraction
+    codec: str
+
+
+def header(source: str | Path) -> Header:
+    """What a video file says of itself."""
+    import av
+
+    try:
+        with av.open(str(source)) as container:
+            if not container.streams.video:
+                raise ValueError(f"{source} has no video stream")
+            stream = container.streams.video[0]
+            fps, context = stream.average_rate, stream.codec_context
+            if not (fps and context.height and context.width):
+                raise ValueError(f"{source} does not say its size or its frame rate; encode it again")
+            return Header(stream.frames or None, context.height, context.width, fps, context.name)
+    except av.FFmpegError as error:
+        raise ValueError(f"{source} cannot be read as video: truncated, damaged or none at all ({error})") from error
+
+
+def read_luma(source: str | Path, most: int | None = None) -> VideoArray:
+    """The luma plane (T, H, W) as a video file carries it, mostly 16 to 235: no way back from RGB gives just these."""
+    planes: list[VideoArray] = []
+    for frame in islice(_frames(Path(source), most), most):
+        planar = frame if frame.format.is_planar and not frame.format.is_rgb else frame.reformat(format="yuv444p")
+        rows = np.frombuffer(planar.planes[0], np.uint8).reshape(planar.height, -1)
+        planes.append(rows[:, : planar.width].copy())
+    return np.stack(planes)
+
+
 def _collect(path: Path, frames: Iterable[VideoArray], most: int | None, last: bool) -> VideoArray:
     kept: deque[VideoArray] = deque(maxlen=most if last else None)
     for index, frame in enumerate(frames):
@@ -74,6 +114,12 @@ def _picture(path: Path) -> VideoArray:
 
 
 def _decode(path: Path, most: int | None) -> Iterator[VideoArray]:
+    for frame in _frames(path, most):
+        yield frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False)
+
+
+def _frames(path: Path, most: int | None = None) -> Iterator[Any]:
+    """Frames as the decoder gives them."""
     import av
 
     try:
@@ -82,7 +128,7 @@ def _decode(path: Path, most: int | None) -> Iterator[VideoArray]:
                 raise ValueError(f"{path} has no video stream")
             expected, count = container.streams.video[0].frames, 0
             for frame in container.decode(video=0):
-                yield frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False)
+                yield frame
                 count += 1
     except av.FFmpegError as error:
         raise ValueError(f"{path} cannot be read as video: truncated, damaged or no video at all ({error})") from error

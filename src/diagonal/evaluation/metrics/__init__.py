@@ -16,10 +16,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from diagonal.evaluation.statistics import FloatArray, Interval, clip_means
+from diagonal.evaluation.statistics import FloatArray, Interval, bootstrap
 
 
 class Reference(Enum):
@@ -50,6 +51,10 @@ class MissingWeightsError(ValueError):
     """A metric's file was not given."""
 
 
+class UnfitError(ValueError):
+    """A metric cannot be had of these videos, or on this machine."""
+
+
 @dataclass(frozen=True, slots=True)
 class About:
     """What a metric is, and what it asks of videos."""
@@ -70,6 +75,7 @@ class Video:
 
     frames_TCHW: Tensor  # uint8
     fps: Fraction = Fraction(24)
+    path: Path | None = None  # of its file, for what is lost in RGB
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +111,13 @@ class Metric(ABC):
     def look(self, made: Video, true: Video | None) -> FloatArray:
         """What is seen of a video; `true` is given where the metric compares pairs."""
 
+    def of_video(self, seen: FloatArray) -> float:
+        """One number of one video, where the metric has such."""
+        return float(seen.mean())
+
     def total(self, made: Sequence[FloatArray], real: Sequence[FloatArray]) -> Interval:
         """One number of all videos; `real` is what was seen of the real ones, where a set is compared."""
-        return clip_means(made)
+        return bootstrap(np.array([[self.of_video(seen)] for seen in made]))
 
 
 def names() -> list[str]:
@@ -133,6 +143,6 @@ def check(name: str, about: About, video: Video) -> None:
     """Refuse a video that is too short or too small for a metric."""
     frames, _, height, width = video.frames_TCHW.shape
     if frames < about.frames:
-        raise ValueError(f"{name} needs at least {about.frames} frames; the video has {frames}")
+        raise UnfitError(f"{name} needs at least {about.frames} frames; the video has {frames}")
     if min(height, width) < about.side:
-        raise ValueError(f"{name} needs sides of at least {about.side} pixels; the video has {height}x{width}")
+        raise UnfitError(f"{name} needs sides of at least {about.side} pixels; the video has {height}x{width}")

@@ -6,11 +6,9 @@ truth see `slope_per_100` of psnr, ssim and lpips.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from diagonal.evaluation.clips import laplacian_variance, saturation, sharpness
 from diagonal.evaluation.metrics import About, Better, Metric, Video
-from diagonal.evaluation.statistics import FloatArray, Interval, slope
+from diagonal.evaluation.statistics import FloatArray, slope
 
 CURVES = {"sharpness": sharpness, "laplacian": laplacian_variance, "saturation": saturation}
 
@@ -24,5 +22,5 @@ class Drift(Metric):
         curve: FloatArray = CURVES[self.setting.variant](made.frames_TCHW[None])[0].double().numpy()
         return curve
 
-    def total(self, made: Sequence[FloatArray], real: Sequence[FloatArray]) -> Interval:
-        return slope(made)
+    def of_video(self, seen: FloatArray) -> float:
+        return slope(seen)

@@ -11,7 +11,7 @@ import torch
 
 from diagonal.evaluation.consistency import consistency, frame_weighted
 from diagonal.evaluation.metrics import About, Metric, Setting, Video, WeightsFile
-from diagonal.evaluation.statistics import FloatArray, Interval, clip_means
+from diagonal.evaluation.statistics import FloatArray, Interval
 from diagonal.networks.dino import Dino
 from diagonal.networks.opening import opened
 from diagonal.networks.pictures import IMAGENET, normalised, shorter_side
@@ -43,7 +43,7 @@ class SubjectConsistency(Metric):
         return consistency(torch.cat(features))
 
     def total(self, made: Sequence[FloatArray], real: Sequence[FloatArray]) -> Interval:
-        return clip_means(made) if self.setting.variant == "several" else frame_weighted(made)
+        return super().total(made, real) if self.setting.variant == "several" else frame_weighted(made)
 
 
 def shown(frames_TCHW: torch.Tensor) -> torch.Tensor:

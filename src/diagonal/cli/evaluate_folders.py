@@ -1,0 +1,146 @@
+"""`diagonal evaluate A B --reference REAL`: scores of videos from any program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import typer
+from rich.table import Table
+
+from diagonal.cli import out, print_json, progress_bar
+
+if TYPE_CHECKING:
+    from diagonal.evaluation.metrics import Setting
+    from diagonal.evaluation.scores import Job
+
+ALONE = "temporal_flickering,spatial_information,temporal_information,drift"
+WITH_TRUTH = "psnr,ssim"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folders:
+    """What is scored instead of a world."""
+
+    panel: ClassVar[str] = "Folders"
+
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Folders of videos to score, from any program; no world is run then.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Videos:
+    """How folders of videos are scored."""
+
+    panel: ClassVar[str] = "Folders of videos"
+
+    reference: Annotated[Path | None, typer.Option(help="Folder of real videos; partners have the same name.")] = None
+    metrics: Annotated[
+        str | None, typer.Option(help="'psnr,fvd:cd-fvd,...'; 'all' for all. Default: what needs no weights.")
+    ] = None
+    metric_weights: Annotated[
+        list[str] | None,
+        typer.Option(help="Folder with files of weights, or NAME=PATH of one, by published names; may be repeated."),
+    ] = None
+    first: Annotated[int | None, typer.Option(min=1, help="Only so many frames of each video.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Where it computes, and where the result goes."""
+
+    device: str
+    lpips: Path | None
+    out: Path | None
+    as_json: bool
+
+
+def evaluate_folders(paths: Sequence[Path], videos: Videos, run: Run) -> None:
+    """Score the folders, and show what came out."""
+    from diagonal.evaluation.folders import Folder
+    from diagonal.evaluation.score_tables import content, write
+    from diagonal.evaluation.scores import Job, check
+
+    if run.out is not None:
+        run.out.mkdir(parents=True, exist_ok=True)
+    folders = [Folder.of(path, videos.first) for path in paths]
+    reference = None if videos.reference is None else Folder.of(videos.reference, videos.first)
+    setting = _setting(videos.metric_weights or (), run)
+    keep = None if run.out is None else run.out / "kept"
+    job = Job(folders, reference, chosen(videos.metrics, reference is not None), setting, keep)
+    check(job)
+    _score(job)
+    if run.out is not None:
+        write(job, run.out)
+    if run.as_json:
+        print_json(content(job))
+    else:
+        _print(job, run.out)
+
+
+def chosen(text: str | None, truth: bool) -> list[str]:
+    """Names of metrics, each known; without a word those that need no files."""
+    from diagonal.evaluation import metrics
+
+    if text == "all":
+        every = [(name, metrics.find(name)[0].about) for name in metrics.names()]
+        return [name for name, about in every if truth or about.reference is metrics.Reference.NONE]
+    names = (text or (f"{WITH_TRUTH},{ALONE}" if truth else ALONE)).split(",")
+    for name in names:
+        metrics.find(name)
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ValueError(f"--metrics names {', '.join(sorted(twice))} twice")
+    return names
+
+
+def _setting(given: Sequence[str], run: Run) -> Setting:
+    from diagonal.evaluation.metrics import Setting
+    from diagonal.evaluation.metrics.lpips import WEIGHTS
+
+    folder: Path | None = None
+    files = {} if run.lpips is None else {WEIGHTS.name: run.lpips}
+    for text in given:
+        name, equals, path = text.partition("=")
+        if equals:
+            if not Path(path).is_file():
+                raise FileNotFoundError(f"--metric-weights {text}: there is no file {path}")
+            files[name] = Path(path)
+        elif folder is not None:
+            raise ValueError(f"--metric-weights names two folders, {folder} and {text}; put the files into one")
+        elif not Path(text).is_dir():
+            raise NotADirectoryError(f"--metric-weights {text} is neither a folder nor NAME=PATH")
+        else:
+            folder = Path(text)
+    return Setting(folder=folder, files=files, device=run.device)
+
+
+def _score(job: Job) -> None:
+    from diagonal.evaluation.scores import score
+
+    with progress_bar("videos") as progress:
+        task = progress.add_task("scoring", total=job.looks, note="")
+        for note in score(job):
+            progress.update(task, advance=1, note=note)
+
+
+def _print(job: Job, folder: Path | None) -> None:
+    from diagonal.evaluation.score_tables import rows, short
+
+    table = Table("metric", *(one.name for one in job.folders), box=None, padding=(0, 2, 0, 0))
+    for label, cells in rows(job):
+        table.add_row(label, *cells)
+    out.print(table)
+    for score in job.results:
+        if score.minus_first is not None:
+            apart = short(score.minus_first)
+            out.print(f"{score.metric} of {score.folder} minus {job.folders[0].name}: {apart}", markup=False)
+    for refusal in job.refusals:
+        out.print(f"not had: {refusal.metric} {refusal.reason}", markup=False)
+    real = f", {len(job.reference.videos)} real ones" if job.reference else ""
+    out.print(f"{len(job.folders[0].videos)} videos{real}; intervals are 95 %, over clips", markup=False)
+    if folder is not None:
+        out.print(f"scores.json, scores.md and sheet.png in {folder}", markup=False)
