@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.testclient import TestClient, WebSocketTestSession
 
+import diagonal
 from diagonal import World
 from diagonal.catalog.names import find
 from diagonal.generation.snapshot import Snapshot
 from diagonal.server.app import create_app
-from diagonal.server.models import serve_world
 from diagonal.server.settings import Limits, Settings
+from diagonal.server.video_models import serve_video
+from diagonal.server.world_models import serve_world
 from diagonal.worlds import vizdoom
 from tests.worlds import small_world
 
@@ -101,7 +103,8 @@ def serve() -> Iterator[Serve]:
             limits = limits or Limits()
             chosen = Settings(limits=limits, seats=seats, **settings)
             model = serve_world(tiny_world(), seats, limits)
-            app = create_app(chosen, {model.name: model})
+            video = serve_video(diagonal.load("doom-t2v/tiny"), seats)
+            app = create_app(chosen, {model.name: model, video.name: video})
             return stack.enter_context(TestClient(app, base_url=BASE, raise_server_exceptions=False))
 
         yield start

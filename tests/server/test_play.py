@@ -11,7 +11,8 @@ from tests.server.conftest import HOST, SOCKET, Join, Player, Serve, actions_of,
 
 
 def test_models_are_listed_with_all_that_a_page_needs(serve: Serve) -> None:
-    (model,) = serve().get("/v1/models").json()["data"]
+    model, video = serve().get("/v1/models").json()["data"]
+    assert (video["id"], video["kind"], video["frames"]) == ("doom-t2v/tiny", "video", 41)
     assert (model["id"], model["object"], model["kind"], model["owned_by"]) == (
         "doom/tiny",
         "model",

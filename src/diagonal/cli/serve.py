@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from diagonal.cli import app, err, load_world
-from diagonal.cli.options import Computing, WorldSource, flat
+from diagonal.cli.options import Computing, WorldSource, flat, refuse
 
 if TYPE_CHECKING:
     from diagonal.media.video import VideoArray
-    from diagonal.server.models import ServedWorld
     from diagonal.server.settings import Settings
+    from diagonal.server.video_models import ServedVideo
+    from diagonal.server.world_models import ServedWorld
 
-DEFAULT = "doom"
+DEFAULT = ("doom", "doom-t2v")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,8 @@ class Served:
     panel: ClassVar[str] = "Model"
 
     model: Annotated[
-        list[str] | None, typer.Option(help=f"A model from `diagonal models`; may be repeated. Default: {DEFAULT}.")
+        list[str] | None,
+        typer.Option(help=f"From `diagonal models`; may be repeated. Default: {', '.join(DEFAULT)}."),
     ] = None
     weights: Annotated[
         str | None, typer.Option(help="Checkpoint of the one model; 'random': untrained. Default: the shipped ones.")
@@ -41,7 +43,7 @@ class Served:
     @property
     def names(self) -> list[str]:
         """The models, each once."""
-        names = list(dict.fromkeys(self.model or [DEFAULT]))
+        names = list(dict.fromkeys(self.model or DEFAULT))
         one = {"--weights": self.weights, "--tokenizer": self.tokenizer, "--prompt": self.prompt}
         given = [option for option, value in one.items() if value is not None]
         if len(names) > 1 and given:
@@ -104,10 +106,18 @@ def _settings(served: Served, reached: Reached) -> Settings:
     )
 
 
-def _open(name: str, served: Served, computing: Computing, settings: Settings) -> ServedWorld:
+def _open(name: str, served: Served, computing: Computing, settings: Settings) -> ServedWorld | ServedVideo:
     """Load a model."""
-    from diagonal.server.models import serve_world
+    from diagonal.catalog.names import find
+    from diagonal.catalog.variants import DiffusionVariant
+    from diagonal.cli.video import VideoSource, load_video
+    from diagonal.server.video_models import serve_video
+    from diagonal.server.world_models import serve_world
 
+    if isinstance(find("models", name), DiffusionVariant):
+        refused = {"--tokenizer": served.tokenizer, "--prompt": served.prompt}
+        refuse({option: option for option, value in refused.items() if value is not None}, f"{name}, a diffusion model")
+        return serve_video(load_video(name, VideoSource(weights=served.weights).source(), computing), settings.seats)
     world = load_world(WorldSource(model=name, weights=served.weights, tokenizer=served.tokenizer), computing)
     return serve_world(world, settings.seats, settings.limits, _prompt(served.prompt, world.variant.prompt_frames))
 

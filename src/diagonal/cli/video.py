@@ -200,7 +200,7 @@ def video(
         **chosen(output, "decoder", "capture") | _preset(denoising.preset),
     )
     _check(name, variant, source, computing, request)
-    model = _load(name, source, computing)
+    model = load_video(name, source, computing)
     session = model.stream(request)
     asked = size.height or size.width  # who says how large it is gets just that
     scale = output.scale or (1 if asked else to_be_seen(variant.size[0]))
@@ -228,7 +228,8 @@ def _check(name: str, variant: DiffusionVariant, source: Weights, computing: Com
         checks.check_texts(variant, [text for text in texts if isinstance(text, str)])
 
 
-def _load(name: str, source: Weights, computing: Computing) -> VideoModel:
+def load_video(name: str, source: Weights, computing: Computing) -> VideoModel:
+    """The library's `load`, with a remark where the weights are random."""
     from diagonal.generation.devices import find_dtype
     from diagonal.generation.load import load_video_model
 

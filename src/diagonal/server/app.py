@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,19 @@ from starlette.requests import Request
 from starlette.websockets import WebSocketDisconnect
 
 import diagonal
-from diagonal.server import sessions
+from diagonal.server import sessions, video_socket, world_socket
 from diagonal.server.access import Access
-from diagonal.server.house import House
+from diagonal.server.house import House, Served
 from diagonal.server.images import encode
-from diagonal.server.models import ServedWorld
 from diagonal.server.settings import Settings
+from diagonal.server.sockets import attend, refuse
 from diagonal.server.wire import RefusedError
-from diagonal.server.world_socket import POLICY, play, refuse
+from diagonal.server.world_models import ServedWorld
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-def create_app(settings: Settings, models: Mapping[str, ServedWorld]) -> FastAPI:
+def create_app(settings: Settings, models: Mapping[str, Served]) -> FastAPI:
     """The server's application, whose worlds run while it does. `app.state.house` is what it has open."""
     house = House(settings, models)
 
@@ -71,7 +72,7 @@ def _routes(app: FastAPI, house: House) -> None:
     async def start(model: str, start: str) -> Response:
         """A picture of a start view."""
         found = house.models.get(model)
-        if found is None or start not in found.starts:
+        if not isinstance(found, ServedWorld) or start not in found.starts:
             raise HTTPException(404, f"there is no start view {start!r} of a model {model!r}")
         picture = await asyncio.to_thread(encode, found.starts[start].picture, "webp", 90)
         return Response(picture, media_type="image/webp", headers={"cache-control": "max-age=3600"})
@@ -85,11 +86,11 @@ def _routes(app: FastAPI, house: House) -> None:
             found = house.models.get(model) if model else next(iter(house.models.values()))
             if found is None:
                 known = ", ".join(house.models)
-                await refuse(
-                    socket, RefusedError("unknown_model", f"there is no model {model!r}; known: {known}"), POLICY
-                )
+                await refuse(socket, RefusedError("unknown_model", f"there is no model {model!r}; known: {known}"))
+            elif isinstance(found, ServedWorld):
+                await attend(socket, found, house, partial(world_socket.begin, socket, found, house))
             else:
-                await play(socket, found, house)
+                await attend(socket, found, house, partial(video_socket.begin, socket, found, house))
         except WebSocketDisconnect:
             pass
 

@@ -12,16 +12,26 @@ from typing import Any, Protocol
 
 from diagonal.media.files import atomic
 from diagonal.server.metrics import exposition
-from diagonal.server.models import ServedWorld
 from diagonal.server.player import Player
 from diagonal.server.settings import Settings
 from diagonal.server.ticker import Ticker
+from diagonal.server.video_models import ServedVideo
+from diagonal.server.world_models import ServedWorld
 
+Served = ServedWorld | ServedVideo
 log = logging.getLogger(__name__)
 
 
+class Streaming(Protocol):
+    """A video that is being made for a socket."""
+
+    def close(self, reason: str) -> None:
+        """The server goes: say so, and end."""
+        ...
+
+
 class Open(Protocol):
-    """A session that is open."""
+    """A session in a world."""
 
     @property
     def ticker(self) -> Ticker: ...
@@ -41,9 +51,10 @@ class Open(Protocol):
 class House:
     """Made once for every application."""
 
-    def __init__(self, settings: Settings, models: Mapping[str, ServedWorld]) -> None:
+    def __init__(self, settings: Settings, models: Mapping[str, Served]) -> None:
         self.settings, self.models = settings, models
         self.sessions: dict[str, Open] = {}
+        self.videos: set[Streaming] = set()
         self.recording = asyncio.Semaphore(1)  # each takes time from those who play
         self.closing = False
         self._temporary = None if settings.data else tempfile.TemporaryDirectory(prefix="diagonal-")
@@ -53,11 +64,13 @@ class House:
         """Start the threads of all worlds."""
         self.data.mkdir(parents=True, exist_ok=True)
         for model in self.models.values():
-            model.ticker.start()
+            model.start()
 
     async def say_goodbye(self, reason: str) -> None:
         """End all sessions, and take no more. What they are is told to their clients, and kept in the folder."""
         self.closing = True
+        for video in [*self.videos]:
+            video.close(reason)
         open_now = [*self.sessions.items()]
         saved = await asyncio.gather(*(one.snapshot() for _, one in open_now), return_exceptions=True)
         for (name, session), snapshot in zip(open_now, saved, strict=True):
@@ -70,21 +83,22 @@ class House:
     def stop(self) -> None:
         """End the threads of all worlds."""
         for model in self.models.values():
-            model.ticker.stop()
+            model.stop()
         if self._temporary is not None:
             self._temporary.cleanup()
 
     def health(self) -> dict[str, Any]:
         """Whether it runs, and how full it is."""
         seats = sum(model.seats.count for model in self.models.values())
+        open_now = len(self.sessions) + len(self.videos)
         status = "closing" if self.closing else "ok"
-        return {"status": status, "models": len(self.models), "sessions": len(self.sessions), "seats": seats}
+        return {"status": status, "models": len(self.models), "sessions": open_now, "seats": seats}
 
     def metrics(self) -> str:
         """The text of `/metrics`."""
         return exposition(
             {
-                name: (model.ticker.metrics, model.seats.count - model.seats.free, model.seats.count)
+                name: (model.metrics, model.seats.count - model.seats.free, model.seats.count)
                 for name, model in self.models.items()
             }
         )

@@ -19,6 +19,9 @@ class Limits:
     message_bytes: int = 128 * 2**10  # of any other message
     errors: int = 20  # wrong messages of one client before its session ends
     timeline: int = 4096  # newest frames of a session that can be gone back to
+    prompt: int = 2000  # characters
+    video_frames: int = 2000  # of a video of a diffusion model
+    prompts: int = 1000  # that may follow each other while a video is made
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,62 +19,23 @@ from diagonal.server import wire
 from diagonal.server.controls import Controls
 from diagonal.server.house import House
 from diagonal.server.images import Image, encode
-from diagonal.server.models import SCHEDULES, ServedWorld
 from diagonal.server.outbox import Outbox
 from diagonal.server.player import Delivery, Player, applied
 from diagonal.server.snapshots import checked
+from diagonal.server.sockets import DONE, FAREWELL, INTERNAL, POLICY, RESTART, TOO_LARGE, check_model, receive_text
 from diagonal.server.starts import Start
 from diagonal.server.ticker import Joining, Ticker
 from diagonal.server.wire import RefusedError
-
-DONE, UNSUPPORTED, POLICY, TOO_LARGE, INTERNAL, RESTART, NO_SEAT, SLOW_START = (
-    1000, 1003, 1008, 1009, 1011, 1012, 1013, 4408,
-)  # fmt: skip
-FAREWELL = 5.0  # seconds for a client to read what is left
-FIRST_CODES = {"bad_json": UNSUPPORTED, "unknown_type": UNSUPPORTED, "too_large": TOO_LARGE}
+from diagonal.server.world_models import SCHEDULES, ServedWorld
 
 
-async def receive_text(socket: WebSocket, seconds: float) -> str | bytes | None:
-    """The next message; TimeoutError if none comes."""
-    message = await asyncio.wait_for(socket.receive(), seconds)
-    if message["type"] == "websocket.disconnect":
-        raise WebSocketDisconnect(message.get("code", 1006))
-    text: str | bytes | None = message.get("text") or message.get("bytes")
-    return text
-
-
-async def play(socket: WebSocket, model: ServedWorld, house: House) -> None:
-    """All of a socket that was accepted."""
-    limits = house.settings.limits
-    try:
-        start = wire.world_message(await receive_text(socket, limits.start_seconds), limits.start_bytes)
-        if not isinstance(start, wire.Start):
-            raise RefusedError("wrong_order", f"{start.type} came first; session.start must", start.event_id)
-        if start.model not in (None, model.name):
-            raise RefusedError("unknown_model", f"model {start.model!r} given, and {model.name!r} in the address")
-        with model.seats.one() as seated:
-            if house.closing:
-                raise RefusedError("no_seat", "the server stops; try again later")
-            if not seated:
-                model.ticker.metrics.refused += 1
-                raise RefusedError(
-                    "no_seat", f"all {model.seats.count} seats of {model.name} are taken; try again later"
-                )
-            await WorldSocket(socket, model, house, start).run()
-    except TimeoutError:
-        seconds = f"{limits.start_seconds:g}"
-        await refuse(
-            socket, RefusedError("start_timeout", f"no session.start came within {seconds} seconds"), SLOW_START
-        )
-    except RefusedError as refused:
-        code = NO_SEAT if refused.code == "no_seat" else FIRST_CODES.get(refused.code, POLICY)
-        await refuse(socket, refused, code)
-
-
-async def refuse(socket: WebSocket, refused: RefusedError, code: int) -> None:
-    """Say why, and close."""
-    await socket.send_json(refused.as_json())
-    await socket.close(code, refused.code)
+def begin(socket: WebSocket, model: ServedWorld, house: House, text: str | bytes | None) -> WorldSocket:
+    """The session that a first message asks for."""
+    start = wire.world_message(text, house.settings.limits.start_bytes)
+    if not isinstance(start, wire.Start):
+        raise RefusedError("wrong_order", f"{start.type} came first; session.start must", start.event_id)
+    check_model(start.model, model.name)
+    return WorldSocket(socket, model, house, start)
 
 
 class WorldSocket:

@@ -1,10 +1,9 @@
-"""What is served: a model with its seats, and what `/v1/models` says of it."""
+"""A world as it is served: its start views, its seats, its thread, and what `/v1/models` says of it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -12,6 +11,8 @@ from typing import Any
 from diagonal.generation.world import World
 from diagonal.media.video import VideoArray
 from diagonal.planning.decoding import DEFAULT
+from diagonal.server.metrics import Metrics
+from diagonal.server.seats import Seats
 from diagonal.server.settings import Limits
 from diagonal.server.starts import Start, starts_of
 from diagonal.server.ticker import Ticker
@@ -26,23 +27,6 @@ SCHEDULES = (
 )  # each takes memory: any number of others would fill it
 
 
-class Seats:
-    """How many sessions there may be, and are. Used in the event loop alone."""
-
-    def __init__(self, count: int) -> None:
-        self.count, self.free = count, count
-
-    @contextmanager
-    def one(self) -> Iterator[bool]:
-        """A seat while something is done, or none."""
-        found = self.free > 0
-        self.free -= found
-        try:
-            yield found
-        finally:
-            self.free += found
-
-
 @dataclass(frozen=True, slots=True)
 class ServedWorld:
     """A world that is played. Made by `serve_world`."""
@@ -53,6 +37,19 @@ class ServedWorld:
     seats: Seats
     ticker: Ticker
     created: int
+
+    @property
+    def metrics(self) -> Metrics:
+        """Its counters."""
+        return self.ticker.metrics
+
+    def start(self) -> None:
+        """Start its thread."""
+        self.ticker.start()
+
+    def stop(self) -> None:
+        """Finish the frame that is being made, and end."""
+        self.ticker.stop()
 
     @property
     def controls(self) -> list[str]:
