@@ -52,7 +52,7 @@ def test_folders_are_scored_and_a_second_run_finds_the_same(place: Path) -> None
     [
         (("made", "--metrics", "psnr"), "psnr compare with real videos; name their folder: --reference"),
         (("made", "--seeds", "2"), "--seeds cannot go with folders of videos"),
-        (("--metrics", "psnr"), "--metrics cannot go with a world"),
+        (("--reference", "real"), "--reference cannot go with a world without --metrics"),
     ],
 )
 def test_what_cannot_be_scored_is_told_in_one_line(place: Path, options: tuple[str, ...], message: str) -> None:

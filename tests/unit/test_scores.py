@@ -185,11 +185,12 @@ def test_two_videos_of_one_name_are_refused(place: Path):
 
 def test_the_result_says_all_that_it_depends_on(place: Path):
     made = run(job(place, ["psnr", "lpips"]))
-    score_tables.write(made, place)
+    score_tables.write(made, place, {"speed": 3})
     found = json.loads((place / "scores.json").read_text())
     assert (
         found["folders"]["near"].items() >= {"clips": 3, "frames": 4, "height": 32, "fps": 8.0, "codec": "h264"}.items()
     )
+    assert found["speed"] == 3
     assert found["reference"]["sha256"] == Folder.of(place / "real").sha256 != found["folders"]["near"]["sha256"]
     assert found["scores"][0]["better"] == "higher" and "lpips:plain" in found["refused"]
     assert set(found["versions"]) == {"decoder", "torch", "numpy"}

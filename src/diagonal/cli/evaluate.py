@@ -14,15 +14,18 @@ from rich.table import Table
 
 from diagonal.cli import app, load_world, out, print_json, progress_bar
 from diagonal.cli.evaluate_folders import Folders, Run, Videos, evaluate_folders
+from diagonal.cli.evaluate_model import Clips, evaluate_model
 from diagonal.cli.options import Computing, Device, Json, Lpips, WorldSource, flat, given, refuse
 from diagonal.planning.plan import Order
 
 if TYPE_CHECKING:
     from diagonal.evaluation.report import Row
-    from diagonal.evaluation.rollouts import Clips, Judges
+    from diagonal.evaluation.rollouts import Clips as HeldOutClips
+    from diagonal.evaluation.rollouts import Judges
     from diagonal.generation.world import World
 
 DEFAULT = ("raster", "diagonal:k=1")
+CLIPS, SEEDS, CONTEXT, FRAMES = 256, 3, 4, 12  # of Doom's own evaluation
 HEADINGS = {  # of report.COLUMNS, short enough for a terminal
     "psnr": "PSNR",
     "lpips": "LPIPS",
@@ -32,6 +35,7 @@ HEADINGS = {  # of report.COLUMNS, short enough for a terminal
     "walking_turns_obeyed": "walking turns",
     "steps": "steps",
 }
+WITHOUT_METRICS = ("seeds", "judge", "reference", "first")
 DRIFT = 8  # frames that the line of each row names
 
 
@@ -42,12 +46,21 @@ class HeldOut:
     panel: ClassVar[str] = "Clips"
 
     data: Annotated[
-        Path | None, typer.Option(help="A held-out recording: the folder of its shards. Default: played now.")
+        Path | None,
+        typer.Option(help="Held-out clips: a folder of shards; with --metrics any clips. Default: Doom, played now."),
     ] = None
-    clips: Annotated[int, typer.Option(min=1, help="Held-out clips, spread over the recording.")] = 256
-    seeds: Annotated[int, typer.Option(min=1, help="Times that each clip is generated.")] = 3
-    context: Annotated[int, typer.Option(min=1, help="True frames that are given.")] = 4
-    frames: Annotated[int, typer.Option(min=1, help="Frames that are generated and measured.")] = 12
+    clips: Annotated[
+        int | None, typer.Option(min=1, help="Held-out clips, spread over the data. Default: 256; with --metrics 16.")
+    ] = None
+    seeds: Annotated[int | None, typer.Option(min=1, help="Times that each clip is generated. Default: 3.")] = None
+    context: Annotated[
+        int | None, typer.Option(min=1, help="True frames that are given. Default: 4; with --metrics the model's.")
+    ] = None
+    frames: Annotated[
+        int | None,
+        typer.Option(min=1, help="Frames that are made and measured. Default: 12; with --metrics a window."),
+    ] = None
+    choice: Annotated[int | None, typer.Option(help="Seed of the choice of clips, with --metrics. Default: 0.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,24 +99,39 @@ def evaluate(
         refuse({name: others[name] for name in others.keys() - {"lpips", "device"}}, "folders of videos")
         evaluate_folders(scored.folders, videos, Run(compared.device, compared.lpips, output.out_path, output.as_json))
         return
-    refuse(given(videos), "a world: name folders of videos first")
     orders = [Order.of(spec) for spec in compared.schedule or DEFAULT]
+    if videos.metrics is not None:
+        options = given(videos, held_out, compared)
+        refuse({name: options[name] for name in options if name in WITHOUT_METRICS}, "--metrics of a world")
+        clips = Clips(held_out.data, held_out.clips, held_out.context, held_out.frames, held_out.choice or 0)
+        run = Run(compared.device, compared.lpips, output.out_path, output.as_json)
+        evaluate_model(source, orders, clips, videos, run)
+        return
+    refuse(given(videos), "a world without --metrics")
+    _evaluate_doom(source, orders, held_out, compared, output)
+
+
+def _evaluate_doom(
+    source: WorldSource, orders: list[Order], held_out: HeldOut, compared: Compared, output: Output
+) -> None:
+    """By our own judge of Doom's actions, several seeds a clip."""
     from diagonal.checkpoints import ASSETS
     from diagonal.evaluation import report, sweep
     from diagonal.evaluation.rollouts import cut
     from diagonal.training.data.recordings import frames as read_frames
 
     sweep.check_actions(source.model)
-    device, clips, context, frames = compared.device, held_out.clips, held_out.context, held_out.frames
+    device, clips, seeds = compared.device, held_out.clips or CLIPS, held_out.seeds or SEEDS
+    context, frames = held_out.context or CONTEXT, held_out.frames or FRAMES
     judges = _judges(ASSETS / "judge" if compared.judge is None else compared.judge, compared.lpips, device)
     world = load_world(source, Computing(device=device, dtype="float32"))
     with ExitStack() as stack:
         folder = held_out.data or _play(Path(stack.enter_context(TemporaryDirectory())), clips)
         chosen = cut(read_frames(folder, world.size, device), clips, context, frames)
-    rows = _measure(world, orders, chosen, judges, held_out.seeds)
+    rows = _measure(world, orders, chosen, judges, seeds)
     data = str(held_out.data or "played")
     extra: dict[str, Any] = {"model": source.model, "weights": world.weights, "data": data, "clips": clips}
-    extra |= {"seeds": held_out.seeds, "context": context, "frames": frames}
+    extra |= {"seeds": seeds, "context": context, "frames": frames}
     extra["lpips_differences"] = report.plain(dict(sweep.differences(rows)))
     if output.out_path is not None:
         sweep.write(rows, chosen, output.out_path, extra)
@@ -140,7 +168,7 @@ def _judges(judge: str | Path, lpips: Path | None, device: str) -> Judges:
     return Judges(load_judge(judge, device), None if lpips is None else perceptual.load(lpips, device))
 
 
-def _measure(world: World, orders: list[Order], clips: Clips, judges: Judges, seeds: int) -> list[Row]:
+def _measure(world: World, orders: list[Order], clips: HeldOutClips, judges: Judges, seeds: int) -> list[Row]:
     from diagonal.evaluation.sweep import sweep
 
     rows = []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 from rich.table import Table
@@ -60,8 +60,17 @@ class Run:
 
 def evaluate_folders(paths: Sequence[Path], videos: Videos, run: Run) -> None:
     """Score the folders, and show what came out."""
+    job = as_job(paths, videos, run)
+    content = work(job, run, {})
+    if run.as_json:
+        print_json(content)
+    else:
+        show(job, run.out)
+
+
+def as_job(paths: Sequence[Path], videos: Videos, run: Run) -> Job:
+    """What these options ask for, checked."""
     from diagonal.evaluation.folders import Folder
-    from diagonal.evaluation.score_tables import content, write
     from diagonal.evaluation.scores import Job, check
 
     if run.out is not None:
@@ -72,13 +81,22 @@ def evaluate_folders(paths: Sequence[Path], videos: Videos, run: Run) -> None:
     keep = None if run.out is None else run.out / "kept"
     job = Job(folders, reference, chosen(videos.metrics, reference is not None), setting, keep)
     check(job)
-    _score(job)
+    return job
+
+
+def work(job: Job, run: Run, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Score with a progress bar, write where that is asked for, and give the result as JSON takes it; `extra` is what
+    else is known of the videos."""
+    from diagonal.evaluation.score_tables import content, write
+    from diagonal.evaluation.scores import score
+
+    with progress_bar("videos") as progress:
+        task = progress.add_task("scoring", total=job.looks, note="")
+        for note in score(job):
+            progress.update(task, advance=1, note=note)
     if run.out is not None:
-        write(job, run.out)
-    if run.as_json:
-        print_json(content(job))
-    else:
-        _print(job, run.out)
+        write(job, run.out, extra)
+    return content(job, extra)
 
 
 def chosen(text: str | None, truth: bool) -> list[str]:
@@ -118,16 +136,8 @@ def _setting(given: Sequence[str], run: Run) -> Setting:
     return Setting(folder=folder, files=files, device=run.device)
 
 
-def _score(job: Job) -> None:
-    from diagonal.evaluation.scores import score
-
-    with progress_bar("videos") as progress:
-        task = progress.add_task("scoring", total=job.looks, note="")
-        for note in score(job):
-            progress.update(task, advance=1, note=note)
-
-
-def _print(job: Job, folder: Path | None) -> None:
+def show(job: Job, folder: Path | None) -> None:
+    """The table, differences, and what could not be had."""
     from diagonal.evaluation.score_tables import rows, short
 
     table = Table("metric", *(one.name for one in job.folders), box=None, padding=(0, 2, 0, 0))

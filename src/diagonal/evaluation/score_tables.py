@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ SHEET_FRAMES = 8
 SHEET_HEIGHT = 240  # pixels of a frame, at most
 
 
-def content(job: Job) -> dict[str, Any]:
+def content(job: Job, extra: Mapping[str, Any]) -> dict[str, Any]:
     """All that was found, and all that it depends on."""
     return {
+        **extra,
         "scores": [asdict(one) | _meaning(one.metric) for one in job.results],
         "refused": {one.metric: one.reason for one in job.refusals},
         "folders": {folder.name: _facts(folder) for folder in job.folders},
@@ -83,9 +84,9 @@ def markdown(job: Job) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(job: Job, folder: Path) -> None:
+def write(job: Job, folder: Path, extra: Mapping[str, Any]) -> None:
     """scores.json, scores.md and sheet.png."""
-    for name, text in (("scores.json", as_json(content(job))), ("scores.md", markdown(job))):
+    for name, text in (("scores.json", as_json(content(job, extra))), ("scores.md", markdown(job))):
         with atomic(folder / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
     write_picture(folder / "sheet.png", sheet([*filter(None, [job.reference]), *job.folders]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -36,7 +37,7 @@ def read(source: str | Path, most: int | None = None, last: bool = False) -> Vid
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a video, a picture, or a folder of pictures")
     if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix.lower() in PICTURES)
+        files = sorted((file for file in path.iterdir() if file.suffix.lower() in PICTURES), key=_numbered)
         if not files:
             raise ValueError(f"the folder {path} holds no pictures ({', '.join(PICTURES)})")
         used = files[-most:] if last and most is not None else files
@@ -103,6 +104,11 @@ def _collect(path: Path, frames: Iterable[VideoArray], most: int | None, last: b
     return np.stack(kept)
 
 
+def _numbered(path: Path) -> list[tuple[int, str]]:
+    """Order of names in which im_2 comes before im_10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name)]
+
+
 def _picture(path: Path) -> VideoArray:
     from PIL import Image, UnidentifiedImageError
 
@@ -139,8 +145,9 @@ def _frames(path: Path, most: int | None = None) -> Iterator[Any]:
 class Writer:
     """Encodes frames as they come. Made by `writer`."""
 
-    def __init__(self, container: Any, fps: int | Fraction, low_latency: bool) -> None:
-        self._container, self._fps, self._low_latency = container, Fraction(fps), low_latency
+    def __init__(self, container: Any, fps: int | Fraction, low_latency: bool, lossless: bool = False) -> None:
+        self._container, self._fps = container, Fraction(fps)
+        self._low_latency, self._lossless = low_latency, lossless
         self._stream: Any = None
         self.count = 0
 
@@ -162,10 +169,15 @@ class Writer:
         options = {"crf": "16", "preset": "veryfast"}
         if self._low_latency:
             options |= {"tune": "zerolatency"}
-        self._stream = self._container.add_stream("libx264", rate=self._fps, options=options)
+        if self._lossless:
+            options = {"qp": "0", "preset": "veryfast"}
+        codec = "libx264rgb" if self._lossless else "libx264"
+        self._stream = self._container.add_stream(codec, rate=self._fps, options=options)
         self._stream.height, self._stream.width = height, width
         # 4:2:0 plays everywhere but needs even sides.
         self._stream.pix_fmt = "yuv420p" if height % 2 == width % 2 == 0 else "yuv444p"
+        if self._lossless:
+            self._stream.pix_fmt = "rgb24"
         if self._low_latency:
             self._stream.gop_size = 1  # every frame opens a fragment: a player shows it at once
 
@@ -187,8 +199,9 @@ def check_target(path: str | Path) -> None:
 
 
 @contextmanager
-def writer(path: str | Path, fps: int | Fraction) -> Iterator[Writer]:
-    """Write a video frame by frame. The file appears when all is written; '-' streams fragmented mp4 to stdout."""
+def writer(path: str | Path, fps: int | Fraction, lossless: bool = False) -> Iterator[Writer]:
+    """Write a video frame by frame. The file appears when all is written; '-' streams fragmented mp4 to stdout.
+    `lossless` keeps every pixel, for what is to be measured: few players show it."""
     import av
 
     check_target(path)
@@ -200,7 +213,7 @@ def writer(path: str | Path, fps: int | Fraction) -> Iterator[Writer]:
             form = {"format": "mp4", "options": {"movflags": "frag_keyframe+empty_moov+default_base_moof"}}
         container = av.open(target, "w", **form)
         try:
-            output = Writer(container, fps, low_latency=streamed)
+            output = Writer(container, fps, streamed, lossless)
             yield output
             output.finish()
         finally:

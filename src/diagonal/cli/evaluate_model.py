@@ -1,0 +1,105 @@
+"""`diagonal evaluate --model X --data CLIPS --metrics ...`: clips are continued under each schedule, then scored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from diagonal.cli import load_world, out, print_json, progress_bar
+from diagonal.cli.evaluate_folders import Run, Videos, as_job, show, work
+from diagonal.cli.options import Computing, WorldSource
+
+if TYPE_CHECKING:
+    from diagonal.evaluation.generated import Continuation
+    from diagonal.planning.plan import Order
+
+CLIPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Clips:
+    """Which clips of a data set are continued; what is None is as the model has it."""
+
+    data: Path | None
+    count: int | None
+    context: int | None
+    frames: int | None
+    seed: int
+
+
+def evaluate_model(source: WorldSource, orders: Sequence[Order], clips: Clips, videos: Videos, run: Run) -> None:
+    """Make the videos that are not there yet, score them, and show what came out."""
+    from diagonal.evaluation.generated import REAL, check_run, folder_of, make
+
+    if clips.data is None or run.out is None:
+        raise ValueError("--data, a folder of clips, and --out, a folder for videos and scores, are needed")
+    run.out.mkdir(parents=True, exist_ok=True)
+    asked = _asked(source, orders, clips, run)
+    check_run(asked, run.out)
+    with progress_bar("videos") as progress:
+        task = progress.add_task(source.model, total=(1 + len(orders)) * len(asked.entries), note="")
+        for note in make(asked, orders, run.out):
+            progress.update(task, advance=1, note=note)
+    folders = [folder_of(run.out, order) for order in orders]
+    job = as_job(folders, replace(videos, reference=run.out / "videos" / REAL), run)
+    speed = {one.name: _speed(one) for one in folders}
+    content = work(job, run, {"run": asked.facts(), "speed": speed})
+    if run.as_json:
+        print_json(content)
+        return
+    show(job, run.out)
+    _print_speed(speed)
+
+
+def _asked(source: WorldSource, orders: Sequence[Order], clips: Clips, run: Run) -> Continuation:
+    """The clips, chosen or read, and the loaded world; all that can be refused before is refused first."""
+    from diagonal.catalog.names import find
+    from diagonal.catalog.variants import token_variant
+    from diagonal.evaluation.generated import Continuation
+    from diagonal.evaluation.selections import choose, read_list, write
+    from diagonal.generation import checks
+
+    assert clips.data is not None and run.out is not None
+    variant = token_variant(find("models", source.model), source.model)
+    checks.check_weights(source.model, variant, source.weights)
+    described = checks.Unloaded.of(source.model, variant)
+    context, stride = clips.context or variant.prompt_frames, int(described.tokenizer.stride)
+    known = 1 + (context - 1) // stride
+    new = clips.frames or max(1, variant.config.frames - known) * stride
+    for order in orders:
+        token_frames = checks.token_frames(described, new)
+        checks.check_order(described, known, token_frames, order, known + token_frames - 1)
+    place = run.out / "selection.json"
+    if place.exists():
+        entries = read_list(place, clips.data)
+        if entries[0].frames != context + new or len(entries) != (clips.count or len(entries)):
+            raise ValueError(
+                f"{place} has {len(entries)} clips of {entries[0].frames} frames; {clips.count or len(entries)} of "
+                f"{context + new} are asked for: name another --out"
+            )
+    else:
+        entries = choose(clips.data, clips.count or CLIPS, context + new, clips.seed)
+        write(entries, place)
+    world = load_world(source, Computing(device=run.device, dtype="auto"))
+    return Continuation(world, clips.data, entries, context, clips.seed)
+
+
+def _speed(folder: Path) -> dict[str, Any]:
+    """What all videos of a schedule took together."""
+    from diagonal.evaluation.generated import times
+
+    taken = list(times(folder).values())
+    frames, seconds = (sum(one[name] for one in taken) for name in ("frames", "seconds"))
+    return {"calls": sum(one["calls"] for one in taken) / len(taken), "fps": frames / seconds}
+
+
+def _print_speed(speed: Mapping[str, Any]) -> None:
+    table = Table("schedule", "model calls", "FPS", box=None, padding=(0, 2, 0, 0))
+    for name, one in speed.items():
+        table.add_row(name, f"{one['calls']:.1f}", f"{one['fps']:.2f}")
+    out.print(table)
+    out.print("[dim]FPS of one video at a time, decoding to pixels and writing counted[/]")

@@ -1,0 +1,123 @@
+"""Continues clips of a data set under several schedules, as folders of videos that are then scored like any others.
+
+    OUT/selection.json        what was chosen, with hashes
+    OUT/run.json              model, weights, sizes: a second run into OUT must have the same
+    OUT/videos/real           the true frames behind the prompts
+    OUT/videos/<schedule>     what the model made of the same prompts; times.json: calls and seconds of each
+
+A video that is there is not made again. Videos are lossless, so that scores are those of the frames.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diagonal.evaluation.selections import Entry, load
+from diagonal.generation.snapshot import fingerprint
+from diagonal.generation.world import World
+from diagonal.media.files import atomic
+from diagonal.media.video import VideoArray, cover, writer
+from diagonal.planning.plan import Order
+
+REAL = "real"
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What is continued, and how."""
+
+    world: World
+    data: Path
+    entries: Sequence[Entry]
+    context: int  # frames that are given
+    seed: int
+
+    def facts(self) -> dict[str, Any]:
+        """What must be the same for videos to belong together."""
+        world = self.world
+        return {
+            "model": world.name,
+            "weights": fingerprint(world.model),
+            "quantize": world.quantized or "none",
+            "dtype": str(world.cache_dtype).removeprefix("torch."),
+            "size": list(world.size),
+            "context": self.context,
+            "seed": self.seed,
+        }
+
+
+def folder_of(out: Path, order: Order | None) -> Path:
+    """Where the videos of a schedule are; None: the true ones."""
+    name = REAL if order is None else str(order).replace(":", "-").replace(",", "-").replace(" ", "-")
+    return out / "videos" / name
+
+
+def check_run(asked: Continuation, out: Path) -> None:
+    """Note what a run is, or refuse to mix it with another one."""
+    place, facts = out / "run.json", asked.facts()
+    if place.exists():
+        other = json.loads(place.read_text())
+        for name, value in facts.items():
+            if other.get(name) != value:
+                raise ValueError(
+                    f"{out} holds videos of another run, where {name} was {other.get(name)}, not {value}: "
+                    "name another --out"
+                )
+        return
+    with atomic(place) as temporary:
+        temporary.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def make(asked: Continuation, orders: Sequence[Order], out: Path) -> Iterator[str]:
+    """Make all videos that are not there yet. Yields the name of each that is."""
+    for order in (None, *orders):
+        folder = folder_of(out, order)
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, entry in enumerate(asked.entries):
+            target = folder / f"{entry.name}.mp4"
+            if not target.exists():
+                _make(asked, order, number, target)
+            yield f"{folder.name} {entry.name}"
+
+
+def _make(asked: Continuation, order: Order | None, number: int, target: Path) -> None:
+    world = asked.world
+    footage = load(asked.data, asked.entries[number])
+    frames = fitted(footage.frames, world.size)
+    prompt, true = frames[: asked.context], frames[asked.context :]
+    if order is None:
+        with writer(target, world.variant.fps, lossless=True) as file:
+            file.write(true)
+        return
+    actions = None if footage.actions is None or not world.variant.config.suffix else footage.actions[:-1]
+    stream = world.stream(prompt, actions, frames=len(true), schedule=order, seed=asked.seed + number)
+    calls, start = 0, time.perf_counter()
+    with writer(target, world.variant.fps, lossless=True) as file:
+        for piece in stream:
+            file.write(piece.frames)
+            calls += piece.calls
+        seconds = time.perf_counter() - start
+    note_times(target.parent, target.stem, {"calls": calls, "seconds": seconds, "frames": len(true)})
+
+
+def fitted(frames: VideoArray, size: tuple[int, int]) -> VideoArray:
+    """Frames scaled to cover the size, and their middle cut out."""
+    return frames if frames.shape[1:3] == size else cover(frames, *size)
+
+
+def times(folder: Path) -> dict[str, dict[str, float]]:
+    """Calls, seconds and frames of each video of a schedule."""
+    place = folder / "times.json"
+    found: dict[str, dict[str, float]] = json.loads(place.read_text()) if place.exists() else {}
+    return found
+
+
+def note_times(folder: Path, name: str, taken: dict[str, float]) -> None:
+    """Keep what a video took."""
+    with atomic(folder / "times.json") as temporary:
+        temporary.write_text(json.dumps(times(folder) | {name: taken}, indent=1) + "\n")
