@@ -46,9 +46,8 @@ export class Branches {
     number.textContent = frame;
     thumb.append(image, number);
     if (frame === branch.fork + 1 && branch.parent) thumb.classList.add("forked");
-    const isAtEnd = this.root.scrollLeft + this.root.clientWidth > this.root.scrollWidth - 200;
     this.root.append(thumb);
-    if (isAtEnd) this.root.scrollLeft = this.root.scrollWidth;
+    this.follow(thumb);
     this.describe();
   }
 
@@ -69,12 +68,25 @@ export class Branches {
     this.dim();
   }
 
+  /** Scroll to the newest frame, but for somebody who looks around. */
+  follow(thumb = this.root.lastElementChild) {
+    if (!thumb || this.play.state !== "playing") return;
+    this.root.scrollLeft = Math.max(0, thumb.offsetLeft - this.root.clientWidth + 3 * thumb.offsetWidth);
+    this.root.scrollTop = thumb.offsetTop;
+  }
+
   look(thumb) {
     if (!thumb || !["playing", "paused"].includes(this.play.state)) return;
     this.play.pause();
     const branch = this.tree.branches[thumb.dataset.branch];
     const frame = Number(thumb.dataset.frame);
     this.mark({ branch, frame, thumb });
+    this.show();
+  }
+
+  /** Draw the frame that is looked at. */
+  show() {
+    const { frame, thumb } = this.looked;
     this.play.stage.draw(thumb.querySelector("img"));
     this.play.stage.label(`frame ${frame}`, "");
     this.play.stage.cover(`Frame ${frame}`, "Play on from here", "or press a key");
@@ -106,11 +118,9 @@ export class Branches {
   }
 
   describe() {
-    const count = this.root.children.length;
+    const frames = this.root.children.length;
     const branches = this.tree.branches.length;
-    at("branch-note").textContent = count
-      ? `${count} frames${branches > 1 ? ` in ${branches} branches` : ""}. Click a frame to go back to it and play on another way.`
-      : "Play, then click a frame to go back to it and play on another way.";
+    at("branch-note").textContent = `${frames || "No"} frames${branches > 1 ? ` in ${branches} branches` : " so far"}`;
   }
 
   async save() {

@@ -49,7 +49,8 @@ export class Play {
 
   /** The view was left, or is seen again. */
   show(isShown) {
-    if (!isShown) this.pause();
+    if (isShown) this.branches.follow();
+    else this.pause();
   }
 
   /** Take up a world. Nothing is asked of the server before somebody plays. */
@@ -61,6 +62,9 @@ export class Play {
     this.branches.clear();
     this.stage.resize(world.width, world.height);
     this.stage.label("", "");
+    at("how").textContent = world.random_weights
+      ? `${world.id} has random weights: nobody has trained it, and it shows noise.`
+      : `No game runs here: the model ${world.id} makes up every frame from the ones before it and your keys. P pauses.`;
     this.drawStart();
     this.become("idle");
   }
@@ -144,7 +148,8 @@ export class Play {
   frame(message, blob) {
     this.stage.label(`frame ${message.frame}`, message.action ?? "");
     this.branches.add(message.frame, blob);
-    if (this.state === "paused") this.become("paused");
+    if (this.branches.looked) this.branches.show(); // one that was on its way when the game was paused
+    else if (this.state === "paused") this.become("paused");
     if (this.state === "playing" && performance.now() - this.keptAt > KEEP_EVERY) this.remember();
   }
 
