@@ -11,6 +11,7 @@ const KEY = "diagonal session";
 /** The newest snapshot, in the storage of this tab; what does not fit in is not kept. */
 const kept = {
   load: () => JSON.parse(sessionStorage.getItem(KEY)),
+  clear: () => sessionStorage.removeItem(KEY),
   save(found) {
     try {
       sessionStorage.setItem(KEY, JSON.stringify(found));

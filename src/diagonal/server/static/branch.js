@@ -30,15 +30,15 @@ export class Branches {
   }
 
   /** A frame was made. */
-  add(frame, blob) {
+  add(frame, action, blob) {
     if (!this.tree.add(frame, blob)) return;
     this.first ??= frame;
     const branch = this.tree.current;
     const thumb = document.createElement("button");
     thumb.type = "button";
     thumb.tabIndex = this.root.children.length ? -1 : 0;
-    thumb.setAttribute("aria-label", `Frame ${frame}, branch ${branch.id + 1}`);
-    Object.assign(thumb.dataset, { branch: branch.id, frame });
+    thumb.title = `Frame ${frame} of branch ${branch.id + 1}${action ? `: ${action}` : ""}`;
+    Object.assign(thumb.dataset, { branch: branch.id, frame, action: action ?? "" });
     thumb.style.gridColumn = frame - this.first + 1;
     thumb.style.gridRow = branch.id + 1;
     const image = Object.assign(new Image(), { src: branch.pictures.get(frame), alt: "" });

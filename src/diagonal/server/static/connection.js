@@ -5,6 +5,8 @@
 
 import { socketAddress } from "./api.js";
 
+const PING_EVERY = 30_000; // ms: a server takes a page that says nothing for gone
+
 export class Connection {
   constructor(model, start, handlers) {
     this.handlers = handlers;
@@ -16,6 +18,7 @@ export class Connection {
     this.socket.addEventListener("open", () => this.send("session.start", { model, ...start }));
     this.socket.addEventListener("message", (event) => this.receive(event.data));
     this.socket.addEventListener("close", (event) => this.closed(event));
+    this.pings = setInterval(() => this.send("session.ping"), PING_EVERY);
   }
 
   /** Whether messages reach the server. */
@@ -56,7 +59,9 @@ export class Connection {
   }
 
   closed(event) {
-    this.hand("closed", { code: event.code, reason: this.error?.message || event.reason || CLOSED[event.code] || "" });
+    clearInterval(this.pings);
+    const reason = this.error?.message || CLOSED[event.code] || event.reason;
+    this.hand("closed", { code: this.error?.code ?? event.code, reason });
   }
 }
 

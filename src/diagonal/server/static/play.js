@@ -12,6 +12,7 @@ import { picture, Settings, title } from "./settings.js";
 import { Stage } from "./stage.js";
 
 const KEEP_EVERY = 3000; // ms between two snapshots for the next load of the page
+const PATIENCE = 10 * 60_000; // ms that a paused game keeps its seat
 const at = (id) => document.getElementById(id);
 
 export class Play {
@@ -81,6 +82,7 @@ export class Play {
       await this.branches.goOn();
       this.game.update({ paused: false });
       this.become("playing");
+      this.keys.repeat(); // a server forgets what is held when a game is paused or goes back
     }
   }
 
@@ -104,6 +106,7 @@ export class Play {
     this.game.reset({ seed: this.settings.seed, start: this.settings.start });
     this.say(`Begun again with seed ${this.settings.seed}`);
     if (this.state === "paused") this.go();
+    else this.keys.repeat();
   }
 
   begin(start) {
@@ -147,7 +150,7 @@ export class Play {
 
   frame(message, blob) {
     this.stage.label(`frame ${message.frame}`, message.action ?? "");
-    this.branches.add(message.frame, blob);
+    this.branches.add(message.frame, message.action, blob);
     if (this.branches.looked) this.branches.show(); // one that was on its way when the game was paused
     else if (this.state === "paused") this.become("paused");
     if (this.state === "playing" && performance.now() - this.keptAt > KEEP_EVERY) this.remember();
@@ -159,7 +162,14 @@ export class Play {
 
   closed(why) {
     this.keys.release();
+    if (why.code === "bad_snapshot") this.kept.clear();
     this.become("ended", why.reason || "The session ended.");
+  }
+
+  async leave() {
+    await this.remember();
+    this.game.end();
+    this.become("ended", "Paused for long: the seat went back to others");
   }
 
   async remember() {
@@ -181,6 +191,8 @@ export class Play {
   become(state, why = "") {
     this.state = state;
     document.body.dataset.state = state;
+    clearTimeout(this.leaving);
+    if (state === "paused") this.leaving = setTimeout(() => this.leave(), PATIENCE);
     const hasSeat = ["playing", "paused"].includes(state);
     for (const id of ["pause", "reset", "save"]) at(id).disabled = !hasSeat;
     at("video").setAttribute("aria-disabled", !hasSeat);
