@@ -30,6 +30,7 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",  # the address may have the token in it
     "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",  # asked for anew, so that a page never mixes two versions of itself
 }
 
 
@@ -97,8 +98,8 @@ def _place(origin: str) -> str:
 def _with_headers(send: Send) -> Send:
     async def sent(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            extra = [(key.encode(), value.encode()) for key, value in HEADERS.items()]
-            message["headers"] = [*message.get("headers", []), *extra]
+            own = {key.encode(): value.encode() for key, value in HEADERS.items()}
+            message["headers"] = [*(own | dict(message.get("headers", []))).items()]
         await send(message)
 
     return sent
