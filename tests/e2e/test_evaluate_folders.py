@@ -17,8 +17,13 @@ COMMAND = str(Path(sys.executable).with_name("diagonal"))
 
 
 def evaluate(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    arguments = [COMMAND, "evaluate", *options]
-    return subprocess.run(arguments, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+    return diagonal(folder, "evaluate", *options)
+
+
+def diagonal(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *arguments], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+    )
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from diagonal.media.video import writer
 from tests import made_weights
-from tests.e2e.test_evaluate_folders import evaluate
+from tests.e2e.test_evaluate_folders import diagonal, evaluate
 
 MODEL = ("--model", "cosmos/tiny", "--data", "data", "--clips", "2", "--context", "1", "--frames", "8")
 OPTIONS = (*MODEL, "--metrics", "psnr", "--schedule", "raster", "--schedule", "diagonal:k=2,d=3", "--out", "out")
@@ -54,3 +54,18 @@ def test_a_run_is_not_mixed_with_another_one(place: Path) -> None:
 def test_what_cannot_be_had_is_told_in_one_line(place: Path, options: tuple[str, ...], message: str) -> None:
     done = evaluate(place, *options)
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_sweep_measures_what_is_not_measured_yet(place: Path) -> None:
+    options = (*MODEL, "--metrics", "psnr", "--k", "1,2", "--d", "whole,3,90", "--out", "swept", "--json")
+    done = diagonal(place, "sweep", *options, "--target-fps", "0.01")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    schedules = ["raster", "diagonal:k=1", "diagonal:k=1,d=3", "diagonal:k=2", "diagonal:k=2,d=3"]
+    assert [one["schedule"] for one in found["measured"]] == schedules
+    assert done.stderr.count("d=90 given") == 2
+    best = max(found["measured"], key=lambda one: one["quality"]["mean"])
+    assert found["chosen"] == best["schedule"] and best["schedule"] in found["frontier"]
+    assert {"sweep.json", "sweep.png", "scores.json"} <= {file.name for file in (place / "swept").iterdir()}
+    again = diagonal(place, "sweep", *options)
+    assert json.loads(again.stdout)["measured"] == found["measured"]  # seconds too: nothing was made anew

@@ -22,6 +22,7 @@ COMMANDS = {
     "bench": ("Model", "Measuring", "Token worlds", "Sessions", "Diffusion models", "Output"),
     "distill": ("Model", "Prompts", "Method", "Videos", "Training", "Plan", "Run"),
     "evaluate": ("Folders", "Folders of videos", "Model", "Clips", "Measuring", "Output"),
+    "sweep": ("Model", "Sweep"),
     "convert": ("Model", "Token worlds", "Diffusion models", "Output"),
     "record": (),
     "finetune": (),

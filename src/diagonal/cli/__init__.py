@@ -39,6 +39,7 @@ COMMANDS = (
     "train",
     "distill",
     "evaluate",
+    "sweep",
     "bench",
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,37 +33,42 @@ class Clips:
 
 def evaluate_model(source: WorldSource, orders: Sequence[Order], clips: Clips, videos: Videos, run: Run) -> None:
     """Make the videos that are not there yet, score them, and show what came out."""
+    content = evaluated(source, orders, clips, videos, run)
+    if run.as_json:
+        print_json(content)
+        return
+    _print_speed(content["speed"])
+
+
+def evaluated(source: WorldSource, orders: Sequence[Order], clips: Clips, videos: Videos, run: Run) -> dict[str, Any]:
+    """The same as JSON takes it; scores are shown unless that is what is printed."""
     from diagonal.evaluation.generated import REAL, check_run, folder_of, make
 
     if clips.data is None or run.out is None:
         raise ValueError("--data, a folder of clips, and --out, a folder for videos and scores, are needed")
+    planned(source, orders, clips)
     run.out.mkdir(parents=True, exist_ok=True)
-    asked = _asked(source, orders, clips, run)
+    asked = _asked(source, clips, run)
     check_run(asked, run.out)
     with progress_bar("videos") as progress:
         task = progress.add_task(source.model, total=(1 + len(orders)) * len(asked.entries), note="")
         for note in make(asked, orders, run.out):
             progress.update(task, advance=1, note=note)
-    folders = [folder_of(run.out, order) for order in orders]
-    job = as_job(folders, replace(videos, reference=run.out / "videos" / REAL), run)
-    speed = {one.name: _speed(one) for one in folders}
+    folders = {str(order): folder_of(run.out, order) for order in orders}
+    job = as_job(list(folders.values()), replace(videos, reference=run.out / "videos" / REAL), run)
+    speed = {folder.name: _speed(schedule, folder) for schedule, folder in folders.items()}
     content = work(job, run, {"run": asked.facts(), "speed": speed})
-    if run.as_json:
-        print_json(content)
-        return
-    show(job, run.out)
-    _print_speed(speed)
+    if not run.as_json:
+        show(job, run.out)
+    return content
 
 
-def _asked(source: WorldSource, orders: Sequence[Order], clips: Clips, run: Run) -> Continuation:
-    """The clips, chosen or read, and the loaded world; all that can be refused before is refused first."""
+def planned(source: WorldSource, orders: Sequence[Order], clips: Clips) -> tuple[int, int]:
+    """Frames that are given and made, or why that cannot be: known before a model is loaded."""
     from diagonal.catalog.names import find
     from diagonal.catalog.variants import token_variant
-    from diagonal.evaluation.generated import Continuation
-    from diagonal.evaluation.selections import choose, read_list, write
     from diagonal.generation import checks
 
-    assert clips.data is not None and run.out is not None
     variant = token_variant(find("models", source.model), source.model)
     checks.check_weights(source.model, variant, source.weights)
     described = checks.Unloaded.of(source.model, variant)
@@ -73,6 +78,16 @@ def _asked(source: WorldSource, orders: Sequence[Order], clips: Clips, run: Run)
     for order in orders:
         token_frames = checks.token_frames(described, new)
         checks.check_order(described, known, token_frames, order, known + token_frames - 1)
+    return context, new
+
+
+def _asked(source: WorldSource, clips: Clips, run: Run) -> Continuation:
+    """The clips, chosen or read, and the loaded world."""
+    from diagonal.evaluation.generated import Continuation
+    from diagonal.evaluation.selections import choose, read_list, write
+
+    assert clips.data is not None and run.out is not None
+    context, new = planned(source, [], clips)
     place = run.out / "selection.json"
     if place.exists():
         entries = read_list(place, clips.data)
@@ -88,18 +103,18 @@ def _asked(source: WorldSource, orders: Sequence[Order], clips: Clips, run: Run)
     return Continuation(world, clips.data, entries, context, clips.seed)
 
 
-def _speed(folder: Path) -> dict[str, Any]:
-    """What all videos of a schedule took together."""
+def _speed(schedule: str, folder: Path) -> dict[str, Any]:
+    """What the videos of a schedule took."""
+    from diagonal.evaluation.frontier import calls, frame_rate
     from diagonal.evaluation.generated import times
 
-    taken = list(times(folder).values())
-    frames, seconds = (sum(one[name] for one in taken) for name in ("frames", "seconds"))
-    return {"calls": sum(one["calls"] for one in taken) / len(taken), "fps": frames / seconds}
+    taken = times(folder)
+    return {"schedule": schedule, "calls": calls(taken), "fps": asdict(frame_rate(taken))}
 
 
 def _print_speed(speed: Mapping[str, Any]) -> None:
     table = Table("schedule", "model calls", "FPS", box=None, padding=(0, 2, 0, 0))
     for name, one in speed.items():
-        table.add_row(name, f"{one['calls']:.1f}", f"{one['fps']:.2f}")
+        table.add_row(name, f"{one['calls']:.1f}", f"{one['fps']['mean']:.2f}")
     out.print(table)
     out.print("[dim]FPS of one video at a time, decoding to pixels and writing counted[/]")
