@@ -161,3 +161,9 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_written(
     line = done.stderr.rstrip().splitlines()[-1]
     assert line.startswith("error: ") and all(word in line for word in words), line
     assert os.listdir(tmp_path) == []
+
+
+def test_sessions_whose_calls_nobody_can_tell_are_refused(tmp_path: Path) -> None:
+    done = call(tmp_path, "--model", "mcar/tiny", "--sessions", "2", "--schedule", "lossless")
+    assert done.returncode == 2
+    assert "random weights" in (line := done.stderr.rstrip().splitlines()[-1]) and "raster" in line

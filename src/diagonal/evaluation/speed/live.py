@@ -13,22 +13,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from diagonal.checkpoints import RANDOM
 from diagonal.engine.kernels import select
 from diagonal.evaluation.speed.floor import Traffic
 from diagonal.evaluation.speed.machine import bandwidth, describe
-from diagonal.evaluation.speed.world import random_ids
+from diagonal.evaluation.speed.world import is_lossless, random_ids
 from diagonal.generation.arena import Arena
 from diagonal.generation.clock import Clock
 from diagonal.generation.live import LiveSession
-from diagonal.generation.snapshot import How
 from diagonal.generation.world import World
 from diagonal.planning.frames import frame_plan
 from diagonal.planning.plan import Order
 
 DEFINITION = """\
 session             a world that is played: one action in, its frame out, as pixels in the host's memory. All sessions
-                    have random prompts of one frame and random actions of their own
+                    have random prompts of one frame and random actions of their own; lossless ones begin with start
+                    views, for how many calls they take depends on what there is to see
+steps               model calls of a frame: of a lossless one their mean over `frames` frames
 fps                 frames of each session per second, once all windows are full, over `frames` frames: frames are asked
                     for one after the other, the next while the last one is decoded to pixels (Arena.submit)
 fps_filling         the same from the prompt until the window is full, which is what lock_step_fps has to do
@@ -36,7 +40,7 @@ lock_step_fps       World.stream of a batch of as many clips, from the end of it
 median_ms, p95_ms   from asking for the frames of all sessions to having their pixels, one after the other (Arena.step),
                     over `frames` frames: what a player waits for. worst_ms: the slowest
 floor_ms            the least that the steps of a frame could take: weights, and keys and values of full windows, over
-                    bandwidth_gbs; pixels are not in it
+                    bandwidth_gbs; pixels are not in it. Not told of lossless schedules
 equal_tokens        share of tokens of a frame that are the same when a session decodes it alone and when it does beside
                     the others, from the same past; over 8 frames
 seat_mb             keys and values of a session
@@ -67,7 +71,7 @@ def measure_live(
     speed, cases = bandwidth(world.device), []
     for count in settings.sessions:
         cases.append(_case(world, order, settings, count) | {"bandwidth_gbs": speed / 1e9})
-        cases[-1]["floor_ms"] = 1e3 * _floor_bytes(world, order, count) / speed
+        cases[-1]["floor_ms"] = None if is_lossless(order) else 1e3 * _floor_bytes(world, order, count) / speed
         on_case()
     return cases
 
@@ -75,7 +79,7 @@ def measure_live(
 def _case(world: World, order: Order, settings: LiveSettings, count: int) -> dict[str, Any]:
     config, clock = world.variant.config, Clock(world.device)
     arena = world.arena(count, settings.context)
-    ids = random_ids(world, count, 1)
+    ids = _prompts(world, order, count)
     sessions = [arena.play(ids[index], schedule=order, seed=index) for index in range(count)]
     actions = _Actions(world, sessions)
     began = time.perf_counter()
@@ -85,7 +89,8 @@ def _case(world: World, order: Order, settings: LiveSettings, count: int) -> dic
     warmup = time.perf_counter() - began
     filling = _pipelined(arena, actions, config.frames - 2)
     full = _pipelined(arena, actions, settings.frames)
-    waited = [_waited(arena, actions) for _ in range(settings.frames)]
+    timed = [_waited(arena, actions) for _ in range(settings.frames)]
+    waited = [seconds for seconds, _ in timed]
     equal = _equal_tokens(arena, actions) if count > 1 else None
     spec = world.model.cache_spec
     seat = 2 * spec.layers * spec.kv_heads * spec.head_dim * world.layout(config.frames).length
@@ -101,7 +106,7 @@ def _case(world: World, order: Order, settings: LiveSettings, count: int) -> dic
         "quantize": world.quantized or "none",
         "sessions": count,
         "frames": settings.frames,
-        "steps": len(arena.plan(How(order)).steps),
+        "steps": statistics.mean(calls for _, calls in timed),
         "fps": settings.frames / full,
         "fps_filling": (config.frames - 2) / filling,
         "lock_step_fps": _lock_step(world, order, count) if settings.lock_step else None,
@@ -127,6 +132,19 @@ class _Actions:
         return {session: self._known[index] for session, index in zip(self._sessions, drawn, strict=True)}
 
 
+def _prompts(world: World, order: Order, count: int) -> Tensor:
+    """Tokens (sessions, 1, rows, cols) of a frame each."""
+    if not is_lossless(order):
+        return random_ids(world, count, 1)
+    if world.weights == RANDOM or not world.actions.STARTS:
+        raise ValueError(
+            f"sessions of {world.name} ({world.weights} weights) cannot be timed under {order}: only trained weights "
+            "and a start view can tell how many calls that takes; take raster or diagonal:k=1"
+        )
+    views = [world.encode(world.actions.start(name)[0])[0][0, -1:] for name in world.actions.STARTS]
+    return torch.stack([views[index % len(views)] for index in range(count)])
+
+
 def _pipelined(arena: Arena, actions: _Actions, frames: int) -> float:
     """Seconds for so many frames of all sessions, each asked for before the pixels of the last are waited for."""
     began, last = time.perf_counter(), None
@@ -140,11 +158,11 @@ def _pipelined(arena: Arena, actions: _Actions, frames: int) -> float:
     return time.perf_counter() - began
 
 
-def _waited(arena: Arena, actions: _Actions) -> float:
-    """Seconds from asking for a frame of all sessions to having their pixels."""
+def _waited(arena: Arena, actions: _Actions) -> tuple[float, int]:
+    """Seconds from asking for a frame of all sessions to having their pixels, and the calls that it took."""
     asked, began = actions(), time.perf_counter()
-    arena.step(asked)
-    return time.perf_counter() - began
+    made = arena.step(asked)
+    return time.perf_counter() - began, next(iter(made.values())).calls
 
 
 def _equal_tokens(arena: Arena, actions: _Actions) -> float:
@@ -165,7 +183,7 @@ def _lock_step(world: World, order: Order, count: int) -> float:
     """Frames of each clip per second of a whole batch, streamed with pixels; the second of two runs."""
     seconds = frames = 0.0
     for _ in range(2):
-        stream, marks = world.stream(random_ids(world, count, 1), schedule=order), list[Any]()
+        stream, marks = world.stream(_prompts(world, order, count), schedule=order), list[Any]()
         clock = Clock(world.device)
         stream.on_call = lambda clock=clock, marks=marks: marks.append(clock.mark())  # type: ignore[misc]
         for _piece in stream:

@@ -195,14 +195,12 @@ class _EnoughError(Exception):
 def _run(case: Case, settings: WorldSettings) -> TimedRun:
     began = time.perf_counter()
     stream = decoding(case, settings)
-    if stream.calls is not None:
-        stream.windows = cut(stream.windows, settings.steps)
     device = stream.video.units_BTU.device
     clock, marks = Clock(device), list[Any]()
 
     def on_call() -> None:
         marks.append(clock.mark())
-        if stream.calls is None and settings.steps is not None and len(marks) > settings.steps + 1:
+        if settings.steps is not None and len(marks) > settings.steps + 1:
             raise _EnoughError
 
     stream.on_call = on_call
