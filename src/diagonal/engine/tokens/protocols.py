@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from diagonal.engine.attention import Sees
 from diagonal.engine.heads import Heads
 from diagonal.engine.protocols import CacheSpec, LayerMemory
 
@@ -24,6 +25,10 @@ class TokenMemory(Protocol):
 
     def layer(self, index: int) -> TokenLayerMemory:
         """The part of one layer."""
+        ...
+
+    def restricted(self, sees: Sees, slots_S: Tensor) -> TokenMemory:
+        """The same, where the inputs (in slots_S) see no more than `sees` allows: of models with sparse attention."""
         ...
 
     def by_slot(self, make: Callable[[Tensor], tuple[Tensor, ...]], slots_S: Tensor) -> tuple[Tensor, ...]:
