@@ -1,8 +1,8 @@
 """VideoGPT (Yan et al., 2021, arXiv:2104.10157): a GPT over the codes of a whole clip, from nothing, from a class, or
 steered by its first frames.
 
-The input in a slot is the token before the cell that it predicts; what it adds as position is that cell's frame, row and
-column, each learned. Slot 0 has a learned start. The published priors see only a part of what came before (`sees`).
+The input in a slot is the token before the cell that it predicts; what it adds as position is that cell's frame, row
+and column, each learned. Slot 0 has a learned start. The published priors see only a part of what came before (`sees`).
 Checkpoints: wilson1yan/VideoGPT; docs/videogpt.md.
 """
 
@@ -77,8 +77,8 @@ class Config:
 
 
 def sees(query: Tensor, key: Tensor, frame_tokens: int) -> Tensor:
-    """Sparse attention: whether a slot sees one before it. It does if it lies in the same stripe of 32 slots or the four
-    before it, or in the stripe at the same place of an earlier frame (strided, after Child et al., 2019)."""
+    """Sparse attention: whether a slot sees one before it. It does if that lies in its own stripe of 32 slots or the
+    four before it, or in the stripe at the same place of an earlier frame (strided, after Child et al., 2019)."""
     stripes, own, other = frame_tokens // STRIPE, query // STRIPE, key // STRIPE
     return (own % stripes == other % stripes) | (own - other <= STRIPES)
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.catalog.variants import WeightMap
+from diagonal.models.batch_norm import FrozenBatchNorm
 
 KERNEL = 4  # of convolutions that halve or double, along every axis
 AXES = {"attn_w": 3, "attn_h": 2, "attn_t": 1}  # of (B, T, H, W, C), in the checkpoints' names
@@ -130,13 +131,13 @@ class Residual(nn.Module):
         super().__init__()
         half = width // 2
         self.block = nn.Sequential(
-            nn.BatchNorm3d(width),
+            FrozenBatchNorm(width),
             nn.ReLU(),
             SameConv(width, half, 3, (1, 1, 1), bias=False),
-            nn.BatchNorm3d(half),
+            FrozenBatchNorm(half),
             nn.ReLU(),
             SameConv(half, width, 1, (1, 1, 1), bias=False),
-            nn.BatchNorm3d(width),
+            FrozenBatchNorm(width),
             nn.ReLU(),
             AxialAttention(width),
         )
@@ -148,7 +149,7 @@ class Residual(nn.Module):
 
 def _stack(config: Config) -> nn.Sequential:
     blocks = [Residual(config.width) for _ in range(config.layers)]
-    return nn.Sequential(*blocks, nn.BatchNorm3d(config.width), nn.ReLU())
+    return nn.Sequential(*blocks, FrozenBatchNorm(config.width), nn.ReLU())
 
 
 class Encoder(nn.Module):
@@ -206,7 +207,7 @@ class VideoVQ(nn.Module):
 
     weight_map = WeightMap(
         prefixes=("tokenizer.", "vqvae.", ""),
-        ignore=("codebook.N", "codebook.z_avg"),  # what its training went by
+        ignore=("codebook.N", "codebook.z_avg", "{}.num_batches_tracked"),  # what its training went by
     )
 
     def __init__(self, config: Config) -> None:
