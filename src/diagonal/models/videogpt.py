@@ -8,18 +8,22 @@ Checkpoints: wilson1yan/VideoGPT; docs/videogpt.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diagonal.catalog.variants import WeightMap
+from diagonal.catalog.variants import State, Variant, WeightMap
 from diagonal.engine.heads import Heads, joined
 from diagonal.engine.protocols import CacheSpec
-from diagonal.engine.tokens.protocols import TokenLayerMemory, TokenMemory
+from diagonal.engine.tokens.protocols import SparseMemory, TokenLayerMemory, TokenMemory
 from diagonal.models.frame_encoder import FrameEncoder, Widths
 from diagonal.models.layers import kept
+from diagonal.planning.sampling import Sampling
 
 EPS = 1e-5  # added to 1/std, not under the root
 STRIPE, STRIPES = 32, 4  # of sparse attention: slots side by side, and how many of them back
@@ -41,10 +45,13 @@ class Config:
     latent: int = 256  # width of the codes' vectors
     classes: int = 0  # that a video can have; 0: it has none
     given: int = 0  # pictures that steer a video; they are not part of it
+    reference_frames: int = 1  # a clip is whole, so nothing slides
     picture: Widths = field(default_factory=Widths)  # of the network that looks at them
     sparse: bool = False
 
     def __post_init__(self) -> None:
+        if self.classes and self.given:
+            raise ValueError(f"classes={self.classes} and given={self.given}; a video goes by a class or by pictures")
         if self.width % 3 or self.width % self.heads:
             raise ValueError(f"width={self.width} given; it is shared by 3 axes and {self.heads} heads evenly")
         if self.sparse and (self.rows * self.cols % STRIPE or self.cols > STRIPE):
@@ -62,11 +69,6 @@ class Config:
     def prefix_ids(self) -> tuple[int, ...]:
         """The start, which is no code."""
         return (self.codebook,)
-
-    @property
-    def reference_frames(self) -> int:
-        """A clip is whole: nothing is made behind it."""
-        return self.frames - 1
 
     def valid_ids(self) -> list[tuple[int, int]]:
         """Every code, everywhere."""
@@ -114,7 +116,7 @@ class Norm(nn.Module):
         scaled = centred * (EPS + torch.rsqrt(centred.square().mean(-1, keepdim=True)))
         if not self._classes:
             return scaled * self.g + self.b
-        assert label_B is not None, "a video of a class is bound to it"
+        assert label_B is not None
         gain_BM, shift_BM = 1 + self.w.weight.t()[label_B], self.wb.weight.t()[label_B]
         return scaled * gain_BM[:, None] + shift_BM[:, None]
 
@@ -207,7 +209,12 @@ class VideoGPT(nn.Module):
             "blocks.{}": ("attn_stack.attn_nets.{}",),
             "head.weight": ("fc_out.weight",),
         },
-        ignore=("attn_stack.attn_nets.{}.attn.attn.mask",),  # that every slot sees those before it
+        ignore=(
+            "attn_stack.attn_nets.{}.attn.attn.mask",  # that every slot sees those before it
+            *(f"vqvae.{part}.{{}}" for part in ("encoder", "decoder", "pre_vq_conv", "post_vq_conv")),
+            *("vqvae.codebook.N", "vqvae.codebook.z_avg"),
+        ),
+        beside="vqvae.",
     )
 
     def __init__(self, config: Config) -> None:
@@ -229,7 +236,7 @@ class VideoGPT(nn.Module):
     @property
     def cache_spec(self) -> CacheSpec:
         config = self.config
-        return CacheSpec(config.layers, config.heads, config.width // config.heads, group=1)
+        return CacheSpec(config.layers, config.heads, config.width // config.heads, group=1, sparse=config.sparse)
 
     def forward(
         self,
@@ -240,11 +247,15 @@ class VideoGPT(nn.Module):
         steered: Steering | None = None,
     ) -> Tensor:
         steered = steered or Steering()
+        if bool(self.config.classes) > (steered.label_B is not None):
+            raise ValueError("videos of this model are of a class each, and none is given; world.steered(label=...)")
+        if bool(self.config.given) > (steered.context is not None):
+            raise ValueError("videos of this model go by pictures, and none are given; world.steered(pictures=...)")
         known = self.fc_in(self.codes(tokens_BS.clamp(max=self.config.codebook - 1)))
         x_BSM = torch.where((tokens_BS == self.config.codebook)[..., None], self.sos, known)
         x_BSM = x_BSM + self.positions(slots_S)
         if self.config.sparse:
-            memory = memory.restricted(self._sees, slots_S)
+            memory = cast(SparseMemory, memory).restricted(self._sees, slots_S)
         for index, block in enumerate(self.blocks):
             context = None if steered.context is None else steered.context[index]
             x_BSM = block(x_BSM, memory.layer(index), steered.label_B, context)
@@ -311,3 +322,92 @@ class Steered:
     def __call__(self, tokens_BS: Tensor, slots_S: Tensor, memory: TokenMemory, keep: Tensor | None = None) -> Tensor:
         logits: Tensor = self.model(tokens_BS, slots_S, memory, keep, self.steering)
         return logits
+
+
+def fit(config: Config, state: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Config:
+    """The config of a checkpoint: sizes as its shapes say, heads and what no shape tells as its trainer's arguments."""
+    shapes = {key: tuple(value.shape) for key, value in state.items()}
+    axes = [shapes.get(f"attn_stack.pos_embd.emb.d_{axis}") for axis in range(3)]
+    table, inside = shapes.get("vqvae.codebook.embeddings"), shapes.get("fc_in.weight")
+    if table is None or inside is None or None in axes:
+        return config  # no VideoGPT prior, or one in our own names: loading it will say what is missing
+    frames, rows, cols = (axis[0] for axis in axes if axis is not None)
+    layers = sum(re.fullmatch(r"attn_stack\.attn_nets\.\d+\.attn\.w_qs\.weight", key) is not None for key in shapes)
+    by_class = shapes.get("norm.w.weight")
+    pictures = shapes.get("cond_pos_embd.emb.d_0")
+    heads = settings.get("args.heads", config.heads)
+    return replace(
+        config,
+        width=inside[0],
+        layers=layers,
+        heads=int(heads) if isinstance(heads, int) else config.heads,
+        frames=frames,
+        rows=rows,
+        cols=cols,
+        codebook=table[0],
+        latent=table[1],
+        classes=by_class[1] if by_class else 0,
+        given=pictures[0] if pictures else 0,
+        sparse=settings.get("args.attn_type", "sparse" if config.sparse else "full") == "sparse",
+    )
+
+
+def fit_both(config: Config, tokenizer: Any, states: tuple[State, State], settings: Mapping[str, Any]) -> Any:
+    """The configs of the prior and of its tokenizer. Strides are in no shape: they follow from the clip's length and
+    size, where the file has its trainer's arguments."""
+    made = fit(config, states[0], settings)
+    length, side = settings.get("args.sequence_length"), settings.get("args.resolution")
+    if isinstance(length, int) and isinstance(side, int):
+        tokenizer = replace(tokenizer, stride=length // made.frames, patch=side // made.rows)
+    width = states[1].get("vqvae.encoder.conv_last.conv.weight")
+    blocks = [re.fullmatch(r"vqvae\.encoder\.res_stack\.(\d+)\.block\.0\.weight", key) for key in states[1]]
+    if width is not None:
+        layers = sum(match is not None for match in blocks)
+        tokenizer = replace(tokenizer, width=len(width), layers=layers, codebook=made.codebook, latent=made.latent)
+    return made, tokenizer
+
+
+LICENCE = "MIT (the repository's; that of the weights is not stated apart)"
+
+
+def _published(config: Config, name: str, vq: str, fps: int) -> Variant:
+    return Variant(
+        config,
+        tokenizer=f"videogpt/{vq}",
+        actions="none",
+        fps=fps,
+        sampling=Sampling(),
+        licence=LICENCE,
+        source=f"wilson1yan/VideoGPT, {name}",
+        fit=fit_both,
+        prompt_frames=0,
+        steered=True,
+    )
+
+
+def _random(config: Config) -> Variant:
+    return Variant(
+        config,
+        tokenizer="videogpt/tiny",
+        actions="none",
+        fps=20,
+        sampling=Sampling(),
+        licence="Apache-2.0",
+        source="none: random, for tests",
+        random=True,
+        fit=fit_both,
+        prompt_frames=0,
+        steered=True,
+    )
+
+
+_TINY = Config(width=48, layers=2, heads=4, rows=4, cols=8, codebook=32, latent=8, picture=Widths(4, (4, 8, 16, 12)))
+
+VARIANTS = {
+    "ucf101": _published(Config(width=768, layers=20, heads=8, sparse=True), "ucf101_uncond_gpt", "stride4x4x4", 20),
+    "bair": _published(Config(width=576, layers=8, heads=4, given=1, sparse=True), "bair_gpt", "stride4x2x2", 20),
+    "tiny": _random(_TINY),
+    "tiny-sparse": _random(replace(_TINY, sparse=True)),
+    "tiny-class": _random(replace(_TINY, classes=5)),
+    "tiny-picture": _random(replace(_TINY, given=1)),
+}

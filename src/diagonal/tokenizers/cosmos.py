@@ -279,6 +279,7 @@ def _sum_and_difference(x: Tensor, axis: int) -> Tensor:
 class CosmosTokenizer(nn.Module):
     """Clips to ids and back."""
 
+    whole = False
     weight_map = WeightMap(
         prefixes=("tokenizer.", "model.", ""),
         # Tables of the published traces: Haar filters and the quantiser's numbers. Ours are computed.

@@ -205,6 +205,7 @@ class Codebook(nn.Module):
 class VideoVQ(nn.Module):
     """Clips to codes and back."""
 
+    whole = True
     weight_map = WeightMap(
         prefixes=("tokenizer.", "vqvae.", ""),
         ignore=("codebook.N", "codebook.z_avg", "{}.num_batches_tracked"),  # what its training went by
