@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import diagonal
-from diagonal import Sampling, World
+from diagonal import Sampling, World, checkpoints
 from diagonal.catalog.names import find
 from diagonal.engine.attention import Causal, Dense
 from diagonal.engine.tokens.masks import dense_mask
 from diagonal.planning.plan import make_plan
-from tests.conftest import golden
+from tests.conftest import golden, golden_json
 from tests.parity.test_videogpt import CASES, prior, state, vq_config
 from tests.tiny import GREEDY, run
 
@@ -145,3 +146,33 @@ def test_one_file_holds_the_prior_and_its_tokenizer(tmp_path: Path) -> None:
     folder = found.save_pretrained(tmp_path / "own")
     again = diagonal.load("videogpt/tiny", folder).generate(None, sampling=Sampling(temperature=0))
     assert torch.equal(again.tokens, found.generate(None, sampling=GREEDY).tokens)
+
+
+def test_a_trainers_file_says_what_no_shape_tells(tmp_path: Path) -> None:
+    """Heads, kind of attention and the size of clips are its arguments; the greedy clip is the recorded one."""
+    data, case = golden("videogpt/gpt_full.safetensors"), CASES["gpt_full"]
+    arguments = argparse.Namespace(**case["config"], vqvae="ucf101_stride4x4x4")
+    torch.save({"state_dict": state(data), "hyper_parameters": {"args": arguments}}, tmp_path / "prior.ckpt")
+    world = diagonal.load("videogpt/tiny-sparse", tmp_path / "prior.ckpt")
+    assert not world.variant.config.sparse and world.variant.config.heads == case["config"]["heads"]
+    for sample in range(len(data["greedy"])):
+        clip = world.generate(None, schedule="raster", sampling=GREEDY)
+        assert torch.equal(clip.tokens, data["greedy"][sample])
+    shown = torch.from_numpy(clip.frames).permute(3, 0, 1, 2).float() - data["greedy_pixels"][-1] * 255
+    assert shown.abs().max() < 1 + 1e-3
+
+
+@pytest.mark.parametrize("name", ["ucf101_uncond", "bair"])
+def test_published_sizes_fit_their_manifest(name: str) -> None:
+    """Key by key, at the sizes that were inferred: nothing is missing and nothing left."""
+    file = {"ucf101_uncond": "inferred", "bair": "assumed"}[name]
+    manifest = golden_json(f"videogpt/manifest_{name}_gpt_{file}.json")
+    with torch.device("meta"):
+        tensors = {key: torch.empty(shape, dtype=getattr(torch, kind)) for key, (shape, kind) in manifest.items()}
+        variant = find("models", f"videogpt/{name.removesuffix('_uncond')}")
+        config, vq = variant.fit(variant.config, find("tokenizers", variant.tokenizer), (tensors, tensors), {})
+        model, tokenizer = config.build(), vq.build()
+    assert config == variant.config and vq == find("tokenizers", variant.tokenizer)
+    checkpoints.load(model, tensors, name)
+    own = {key: value for key, value in tensors.items() if key.startswith("vqvae.")}
+    checkpoints.load(tokenizer, own, name)

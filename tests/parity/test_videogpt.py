@@ -55,6 +55,8 @@ def prior(name: str, data: dict[str, Tensor]) -> VideoGPT:
         latent=vq["embedding_dim"],
         classes=case["class_cond_dim"] or 0,
         given=case["n_cond_frames"],
+        picture_rows=rows,
+        picture_cols=cols,
         picture=PICTURE,
         sparse=case["attn_type"] == "sparse",
     )

@@ -141,7 +141,9 @@ def check_whole(world: Described, known: int, frames: int, order: Order) -> None
         most, stride = world.variant.config.frames, int(world.tokenizer.stride)
         raise ValueError(f"{frames * stride} frames asked for; {world.name} makes whole clips of {most * stride} alone")
     if isinstance(order.schedule, Lossless) and not known:
-        raise ValueError(f"{order.schedule} goes on behind a frame, and {world.name} begins with nothing; take raster")
+        raise ValueError(
+            f"lossless goes on behind a frame, and {world.name} begins with nothing; take raster or a diagonal"
+        )
 
 
 def check_steering(world: Described, label: int | Sequence[int] | None, pictures: VideoArray | None) -> None:

@@ -46,6 +46,8 @@ class Config:
     classes: int = 0  # that a video can have; 0: it has none
     given: int = 0  # pictures that steer a video; they are not part of it
     reference_frames: int = 1  # a clip is whole, so nothing slides
+    picture_rows: int = 0  # and columns: cells that the network makes of a picture, a quarter of its pixels each way
+    picture_cols: int = 0
     picture: Widths = field(default_factory=Widths)  # of the network that looks at them
     sparse: bool = False
 
@@ -227,7 +229,7 @@ class VideoGPT(nn.Module):
         if config.given:
             features = config.picture.groups[-1]
             self.pictures = FrameEncoder(config.picture)
-            sides = (config.given, config.rows, config.cols)
+            sides = (config.given, config.picture_rows, config.picture_cols)
             self.picture_positions = AxisPositions(sides, features)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = Norm(config)
@@ -326,45 +328,42 @@ class Steered:
 
 def fit(config: Config, state: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Config:
     """The config of a checkpoint: sizes as its shapes say, heads and what no shape tells as its trainer's arguments."""
-    shapes = {key: tuple(value.shape) for key, value in state.items()}
-    axes = [shapes.get(f"attn_stack.pos_embd.emb.d_{axis}") for axis in range(3)]
-    table, inside = shapes.get("vqvae.codebook.embeddings"), shapes.get("fc_in.weight")
-    if table is None or inside is None or None in axes:
-        return config  # no VideoGPT prior, or one in our own names: loading it will say what is missing
-    frames, rows, cols = (axis[0] for axis in axes if axis is not None)
-    layers = sum(re.fullmatch(r"attn_stack\.attn_nets\.\d+\.attn\.w_qs\.weight", key) is not None for key in shapes)
-    by_class = shapes.get("norm.w.weight")
-    pictures = shapes.get("cond_pos_embd.emb.d_0")
-    heads = settings.get("args.heads", config.heads)
+    shapes = {key.removeprefix("transformer."): tuple(value.shape) for key, value in state.items()}
+    own = "codes.weight" in shapes  # names as in our files, or as in the published ones
+    positions, table = ("positions", "codes.weight") if own else ("attn_stack.pos_embd", "vqvae.codebook.embeddings")
+    if not shapes.keys() >= {table, "fc_in.weight", *(f"{positions}.emb.d_{axis}" for axis in range(3))}:
+        return config  # no VideoGPT prior: loading it will say what is missing
+    frames, rows, cols = (shapes[f"{positions}.emb.d_{axis}"][0] for axis in range(3))
+    norms = (
+        r"blocks\.\d+\.pre_fc_norm\.\w+(\.weight)?"
+        if own
+        else r"attn_stack\.attn_nets\.\d+\.pre_fc_norm\.\w+(\.weight)?"
+    )
+    heads, attention = settings.get("args.heads"), settings.get("args.attn_type")
+    pictures = "picture_positions" if own else "cond_pos_embd"
+    given, *sides = (shapes.get(f"{pictures}.emb.d_{axis}", (0,))[0] for axis in range(3))
     return replace(
         config,
-        width=inside[0],
-        layers=layers,
-        heads=int(heads) if isinstance(heads, int) else config.heads,
+        width=shapes["fc_in.weight"][0],
+        layers=sum(re.fullmatch(norms, key) is not None for key in shapes) // 2,  # two tensors each
+        heads=heads if isinstance(heads, int) else config.heads,
         frames=frames,
         rows=rows,
         cols=cols,
-        codebook=table[0],
-        latent=table[1],
-        classes=by_class[1] if by_class else 0,
-        given=pictures[0] if pictures else 0,
-        sparse=settings.get("args.attn_type", "sparse" if config.sparse else "full") == "sparse",
+        codebook=shapes[table][0],
+        latent=shapes[table][1],
+        classes=shapes["norm.w.weight"][1] if "norm.w.weight" in shapes else 0,
+        given=given,
+        picture_rows=sides[0],
+        picture_cols=sides[1],
+        sparse=config.sparse if attention is None else attention == "sparse",
     )
 
 
 def fit_both(config: Config, tokenizer: Any, states: tuple[State, State], settings: Mapping[str, Any]) -> Any:
-    """The configs of the prior and of its tokenizer. Strides are in no shape: they follow from the clip's length and
-    size, where the file has its trainer's arguments."""
+    """The configs of the prior and of its tokenizer."""
     made = fit(config, states[0], settings)
-    length, side = settings.get("args.sequence_length"), settings.get("args.resolution")
-    if isinstance(length, int) and isinstance(side, int):
-        tokenizer = replace(tokenizer, stride=length // made.frames, patch=side // made.rows)
-    width = states[1].get("vqvae.encoder.conv_last.conv.weight")
-    blocks = [re.fullmatch(r"vqvae\.encoder\.res_stack\.(\d+)\.block\.0\.weight", key) for key in states[1]]
-    if width is not None:
-        layers = sum(match is not None for match in blocks)
-        tokenizer = replace(tokenizer, width=len(width), layers=layers, codebook=made.codebook, latent=made.latent)
-    return made, tokenizer
+    return made, tokenizer.fit(states[1], settings, (made.frames, made.rows))
 
 
 LICENCE = "MIT (the repository's; that of the weights is not stated apart)"
@@ -405,9 +404,14 @@ _TINY = Config(width=48, layers=2, heads=4, rows=4, cols=8, codebook=32, latent=
 
 VARIANTS = {
     "ucf101": _published(Config(width=768, layers=20, heads=8, sparse=True), "ucf101_uncond_gpt", "stride4x4x4", 20),
-    "bair": _published(Config(width=576, layers=8, heads=4, given=1, sparse=True), "bair_gpt", "stride4x2x2", 20),
+    "bair": _published(
+        Config(width=576, layers=8, heads=4, given=1, picture_rows=16, picture_cols=16, sparse=True),
+        "bair_gpt",
+        "stride4x2x2",
+        20,
+    ),
     "tiny": _random(_TINY),
     "tiny-sparse": _random(replace(_TINY, sparse=True)),
     "tiny-class": _random(replace(_TINY, classes=5)),
-    "tiny-picture": _random(replace(_TINY, given=1)),
+    "tiny-picture": _random(replace(_TINY, given=1, picture_rows=4, picture_cols=8)),
 }

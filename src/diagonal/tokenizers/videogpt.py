@@ -8,8 +8,10 @@ frames of a clip together, and exactly only then. Checkpoints: wilson1yan/VideoG
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +55,22 @@ class Config:
         time, height, width = self.halvings
         steps = range(max(self.halvings))
         return [(1 + (step < time), 1 + (step < height), 1 + (step < width)) for step in steps]
+
+    def fit(self, state: Mapping[str, Tensor], settings: Mapping[str, Any], grid: tuple[int, int]) -> Config:
+        """The config of a checkpoint. Strides are in no shape: they follow from the clips that its prior was trained on
+        (`grid`: their token frames and rows), or are noted in our own files."""
+        shapes = {re.sub(r"^(vqvae|tokenizer)\.", "", key): tuple(value.shape) for key, value in state.items()}
+        noted = {name: settings.get(f"tokenizer.{name}") for name in ("stride", "patch")}
+        length, side = settings.get("args.sequence_length"), settings.get("args.resolution")
+        if isinstance(length, int) and isinstance(side, int):
+            noted = {"stride": length // grid[0], "patch": side // grid[1]}
+        found = {name: value for name, value in noted.items() if isinstance(value, int)}
+        if shapes.keys() >= {"codebook.embeddings", "encoder.conv_last.conv.weight"}:
+            blocks = [key for key in shapes if re.fullmatch(r"encoder\.res_stack\.\d+\.block\.0\.weight", key)]
+            codebook, latent = shapes["codebook.embeddings"]
+            found |= {"codebook": codebook, "latent": latent, "layers": len(blocks)}
+            found |= {"width": shapes["encoder.conv_last.conv.weight"][0]}
+        return replace(self, **found)
 
     def build(self) -> VideoVQ:
         return VideoVQ(self)
