@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -21,10 +23,15 @@ def state(data: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key.removeprefix("model."): value for key, value in data.items() if key.startswith("model.")}
 
 
-def vq_config(case: dict[str, object]) -> tokenizer.Config:
-    sizes = {name: case[name] for name in ("n_codes", "n_hiddens", "embedding_dim", "n_res_layers")}
-    time, _, side = case["downsample"]  # type: ignore[misc]
-    return tokenizer.Config(time, side, *sizes.values())  # type: ignore[arg-type, misc]
+def vq_config(case: dict[str, Any]) -> tokenizer.Config:
+    return tokenizer.Config(
+        stride=case["downsample"][0],
+        patch=case["downsample"][2],
+        codebook=case["n_codes"],
+        width=case["n_hiddens"],
+        latent=case["embedding_dim"],
+        layers=case["n_res_layers"],
+    )
 
 
 @pytest.mark.parametrize("name", ["vqvae_444", "vqvae_422"])

@@ -235,7 +235,7 @@ def _read(world: Described, actions: ActionSpace, path: Path, asked: int | None)
 
 
 def _pictures(world: Described, asked: PromptOptions, fitting: Fitting, untrained: bool) -> VideoArray | None:
-    """The pictures that a video goes by, of a model of clips that begin with nothing: its prompt, where it takes one."""
+    """The pictures that a video goes by, of a model of clips that begin with nothing: its prompt, if it takes one."""
     import numpy as np
 
     from diagonal.generation import checks

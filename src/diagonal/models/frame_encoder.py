@@ -1,5 +1,5 @@
-"""The network with which VideoGPT looks at the frames that steer a video: a ResNet-34 (He et al., 2016) over (T, H, W),
-with layer norms over channels in place of batch norms. Time keeps its length, sides are a quarter."""
+"""How VideoGPT looks at the pictures that steer a video: a ResNet-34 (He et al., 2016) over (T, H, W) with layer norms
+over channels in place of batch norms, and attention to its features. Time keeps its length, sides are a quarter."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from diagonal.engine.heads import joined
 
 DEPTHS = (3, 4, 6, 3)
 STRIDES = (1, 2, 2, 1)  # of the sides, at the first block of each group
@@ -97,3 +99,27 @@ class FrameEncoder(nn.Module):
         for number in range(1, len(DEPTHS) + 1):
             x = self.get_submodule(f"group{number}")(x)
         return x.movedim(1, -1)
+
+
+class PictureAttention(nn.Module):
+    """Attention from every input to the given pictures. Values keep the width of the pictures' features."""
+
+    def __init__(self, width: int, features: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.w_qs = nn.Linear(width, width, bias=False)
+        self.w_ks = nn.Linear(features, width, bias=False)
+        self.w_vs = nn.Linear(features, features, bias=False)
+        self.fc = nn.Linear(features, width)
+
+    def context(self, features_BLC: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, L, D)."""
+        return self._split(self.w_ks(features_BLC)), self._split(self.w_vs(features_BLC))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def forward(self, x_BSM: Tensor, context: tuple[Tensor, Tensor]) -> Tensor:
+        k, v = (part.expand(len(x_BSM), -1, -1, -1) for part in context)
+        mixed: Tensor = self.fc(joined(F.scaled_dot_product_attention(self._split(self.w_qs(x_BSM)), k, v)))
+        return mixed

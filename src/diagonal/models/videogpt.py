@@ -14,14 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.catalog.variants import State, Variant, WeightMap
-from diagonal.engine.heads import Heads, joined
+from diagonal.engine.heads import Heads
 from diagonal.engine.protocols import CacheSpec
 from diagonal.engine.tokens.protocols import SparseMemory, TokenLayerMemory, TokenMemory
-from diagonal.models.frame_encoder import FrameEncoder, Widths
+from diagonal.models.frame_encoder import FrameEncoder, PictureAttention, Widths
 from diagonal.models.layers import kept
 from diagonal.planning.sampling import Sampling
 
@@ -117,7 +116,8 @@ class Norm(nn.Module):
         centred = x_BSM - x_BSM.mean(-1, keepdim=True)
         scaled = centred * (EPS + torch.rsqrt(centred.square().mean(-1, keepdim=True)))
         if not self._classes:
-            return scaled * self.g + self.b
+            plain: Tensor = scaled * self.g + self.b
+            return plain
         assert label_B is not None
         gain_BM, shift_BM = 1 + self.w.weight.t()[label_B], self.wb.weight.t()[label_B]
         return scaled * gain_BM[:, None] + shift_BM[:, None]
@@ -137,31 +137,6 @@ class Attention(nn.Module):
         return mixed
 
 
-class PictureAttention(nn.Module):
-    """Attention from every input to the given pictures. Values keep the width of the pictures' features."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        features = config.picture.groups[-1]
-        self.heads = config.heads
-        self.w_qs = nn.Linear(config.width, config.width, bias=False)
-        self.w_ks = nn.Linear(features, config.width, bias=False)
-        self.w_vs = nn.Linear(features, features, bias=False)
-        self.fc = nn.Linear(features, config.width)
-
-    def context(self, features_BLC: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, L, D)."""
-        return self._split(self.w_ks(features_BLC)), self._split(self.w_vs(features_BLC))
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-
-    def forward(self, x_BSM: Tensor, context: tuple[Tensor, Tensor]) -> Tensor:
-        k, v = (part.expand(len(x_BSM), -1, -1, -1) for part in context)
-        mixed: Tensor = self.fc(joined(F.scaled_dot_product_attention(self._split(self.w_qs(x_BSM)), k, v)))
-        return mixed
-
-
 class Gelu2(nn.Module):
     """x sigmoid(1.702 x)."""
 
@@ -176,7 +151,8 @@ class Block(nn.Module):
         super().__init__()
         self.pre_attn_norm, self.attn = Norm(config), Attention(config)
         if config.given:
-            self.pre_enc_norm, self.enc_attn = Norm(config), PictureAttention(config)
+            self.pre_enc_norm = Norm(config)
+            self.enc_attn = PictureAttention(config.width, config.picture.groups[-1], config.heads)
         self.pre_fc_norm = Norm(config)
         wide = 4 * config.width
         self.fc_block = nn.Sequential(nn.Linear(config.width, wide), Gelu2(), nn.Linear(wide, config.width))
@@ -411,7 +387,7 @@ VARIANTS = {
         20,
     ),
     "tiny": _random(_TINY),
-    "tiny-sparse": _random(replace(_TINY, sparse=True)),
+    "tiny-sparse": _random(replace(_TINY, rows=8, sparse=True)),
     "tiny-class": _random(replace(_TINY, classes=5)),
     "tiny-picture": _random(replace(_TINY, given=1, picture_rows=4, picture_cols=8)),
 }
