@@ -64,7 +64,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         shortcut = self.proj_bnr(_same(self.proj_conv, x)) if self.projected else x
         inner = F.relu(self.bnr1(_same(self.conv1, x)))
-        return F.relu(shortcut + F.relu(self.bnr2(_same(self.conv2, inner))))
+        summed: Tensor = shortcut + F.relu(self.bnr2(_same(self.conv2, inner)))
+        return F.relu(summed)
 
 
 class Group(nn.Module):
@@ -117,7 +118,8 @@ class PictureAttention(nn.Module):
         return self._split(self.w_ks(features_BLC)), self._split(self.w_vs(features_BLC))
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        split: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return split
 
     def forward(self, x_BSM: Tensor, context: tuple[Tensor, Tensor]) -> Tensor:
         k, v = (part.expand(len(x_BSM), -1, -1, -1) for part in context)

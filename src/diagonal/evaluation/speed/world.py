@@ -148,11 +148,12 @@ def decoding(case: Case, settings: WorldSettings) -> TokenSession:
     world = case.world
     usual = 1 + (world.variant.prompt_frames - 1) // int(world.tokenizer.stride)
     known = usual if settings.known is None else settings.known
+    prompt: Tensor | None = None
     if tells_calls(case) and known == 1:
         clip, _ = world.actions.start(world.actions.STARTS[0])
         prompt = world.encode(clip)[0][:, -1:].expand(settings.batch, -1, -1, -1)
-    else:
-        prompt = random_ids(world, settings.batch, known) if known else None
+    elif known:
+        prompt = random_ids(world, settings.batch, known)
     return world.stream(prompt, frames=settings.frames, schedule=case.order, seed=range(settings.batch))
 
 
