@@ -164,6 +164,10 @@ class World:
         layout = self.layout(known + new)
         units = torch.full((batch, known + new, layout.unit), UNKNOWN, device=known_BTHW.device)
         units[:, :known, : layout.grid.frame_tokens] = known_BTHW.flatten(2)
+        if self.variant.row_end is not None:
+            units[:, :, : layout.grid.frame_tokens].unflatten(2, (config.rows, config.cols))[..., -1] = (
+                self.variant.row_end
+            )
         acts = self._given(lists, known, new) if free else known + new - 1
         units[:, :acts, layout.grid.frame_tokens :] = self._action_ids(lists, batch, acts).to(units)
         prefix = torch.tensor(config.prefix_ids, dtype=units.dtype, device=units.device).expand(batch, -1)
