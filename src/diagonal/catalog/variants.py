@@ -87,6 +87,7 @@ class Variant:
     embedded: str = ""  # the folder of `assets` with the weights that the package ships
     text: str = ""  # the encoder of the texts that guide it, in text.ENCODERS
     row_end: int | None = None  # the id that ends each row, in the last column; None: rows end without one
+    written: bool = False  # texts are tokens of the sequence, before the picture: the model has `behind`
     steered: bool = False  # videos may go by a class or by pictures: the model has `bind_class` and `bind_pictures`
     fit: Fit | None = None  # for families whose checkpoints differ
     mark: str = ""  # text drawn into every written frame
