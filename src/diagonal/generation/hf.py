@@ -67,7 +67,8 @@ class Janus:
         words = whole.language_model.embed_tokens
         text: Tensor = words(tokens_BS.clamp(max=words.num_embeddings - 1))
         drawn: Tensor = whole.generation_aligner(codes(tokens_BS.clamp(max=codes.num_embeddings - 1)))
-        return torch.where(pictures_S[:, None], drawn, text)
+        embedded: Tensor = torch.where(pictures_S[:, None], drawn, text)
+        return embedded
 
     def head(self, model: Any, hidden_BSM: Tensor) -> Tensor:
         logits: Tensor = model.model.generation_head(hidden_BSM)
@@ -137,7 +138,7 @@ def load_hf(source: str, device: torch.device, dtype: torch.dtype | None) -> Wor
             f"{', '.join(sorted(KINDS))}. A new family is a few lines (docs/hf.md)"
         )
     text = AutoTokenizer.from_pretrained(source)
-    model = AutoModelForImageTextToText.from_pretrained(source, dtype=dtype or "auto", use_safetensors=True)
+    model: Any = AutoModelForImageTextToText.from_pretrained(source, dtype=dtype or "auto", use_safetensors=True)
     model.to(device).eval().requires_grad_(False)
     config, pixels = kind.make(model, text)
     variant = Variant(

@@ -75,7 +75,8 @@ class Config:
     def build(self) -> HFTokenModel:
         from transformers import AutoModelForImageTextToText
 
-        return HFTokenModel(self, AutoModelForImageTextToText.from_config(self.settings))
+        made: Any = AutoModelForImageTextToText  # transformers leaves many methods unannotated
+        return HFTokenModel(self, made.from_config(self.settings))
 
 
 def attention(
