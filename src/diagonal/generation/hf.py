@@ -94,8 +94,9 @@ class Pixels(nn.Module):
         ids_NHW = tokens_BTHW.flatten(0, 1)[..., : tokens_BTHW.shape[-1] - self.config.row_end]
         with torch.inference_mode():
             pixels = self.config.decode(ids_NHW).float().clamp(-1, 1)
-            shown: Tensor = ((pixels + 1) * 127.5).round().to(torch.uint8)
-        return shown.unflatten(0, tokens_BTHW.shape[:2])
+            shown = ((pixels + 1) * 127.5).round().to(torch.uint8)
+        frames: Tensor = shown.unflatten(0, tokens_BTHW.shape[:2])
+        return frames
 
 
 @dataclass(frozen=True, slots=True)
