@@ -25,7 +25,9 @@ from diagonal.networks.opening import opened
 from diagonal.networks.pictures import IMAGENET, normalised, resized
 
 ENCODER = WeightsFile("vith16.pth.tar", "https://github.com/facebookresearch/jepa (V-JEPA ViT-H, 16x224)")
-PROBE = WeightsFile("ssv2-probe.pth.tar", "https://github.com/facebookresearch/jepa (ViT-H/16, attentive probe of SSv2)")
+PROBE = WeightsFile(
+    "ssv2-probe.pth.tar", "https://github.com/facebookresearch/jepa (ViT-H/16, attentive probe of SSv2)"
+)
 
 
 class Jedi(Metric):
