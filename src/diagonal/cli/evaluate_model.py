@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from diagonal.cli import load_world, out, print_json, progress_bar
-from diagonal.cli.evaluate_folders import Run, Videos, as_job, show, work
+from diagonal.cli.evaluate_folders import Run, Videos, as_job, show, show_vbench, work
 from diagonal.cli.options import Computing, WorldSource
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def evaluate_model(source: WorldSource, orders: Sequence[Order], clips: Clips, v
         print_json(content)
         return
     _print_speed(content["speed"])
+    show_vbench(content.get("vbench", {}))
 
 
 def evaluated(source: WorldSource, orders: Sequence[Order], clips: Clips, videos: Videos, run: Run) -> dict[str, Any]:

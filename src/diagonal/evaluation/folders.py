@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,7 @@ class VideoFile:
     path: Path
     header: Header
     frames: int | None = None  # only the first ones; None: all
-    note: Note = Note()
+    note: Note = field(default_factory=Note)
 
     @cached_property
     def sha256(self) -> str:
