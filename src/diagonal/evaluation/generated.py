@@ -60,22 +60,6 @@ def folder_of(out: Path, order: Order | None) -> Path:
     return out / "videos" / name
 
 
-def check_run(asked: Continuation, out: Path) -> None:
-    """Note what a run is, or refuse to mix it with another one."""
-    place, facts = out / "run.json", asked.facts()
-    if place.exists():
-        other = json.loads(place.read_text())
-        for name, value in facts.items():
-            if other.get(name) != value:
-                raise ValueError(
-                    f"{out} holds videos of another run, where {name} was {other.get(name)}, not {value}: "
-                    "name another --out"
-                )
-        return
-    with atomic(place) as temporary:
-        temporary.write_text(json.dumps(facts, indent=1) + "\n")
-
-
 def make(asked: Continuation, orders: Sequence[Order], out: Path) -> Iterator[str]:
     """Make all videos that are not there yet. Yields the name of each that is."""
     for order in (None, *orders):

@@ -65,3 +65,19 @@ def add(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
     content = {"videos": entries(folder) | {name: dict(entry)}}
     with atomic(folder / NAME) as temporary:
         temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def check_run(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Note what a run is (run.json), or refuse to mix it with another one."""
+    place = folder / "run.json"
+    if place.exists():
+        other = json.loads(place.read_text(encoding="utf-8"))
+        for name, value in facts.items():
+            if other.get(name) != value:
+                raise ValueError(
+                    f"{folder} holds videos of another run, where {name} was {other.get(name)}, not {value}: "
+                    "name another --out"
+                )
+        return
+    with atomic(place) as temporary:
+        temporary.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
