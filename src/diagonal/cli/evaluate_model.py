@@ -59,7 +59,8 @@ def evaluated(source: WorldSource, orders: Sequence[Order], clips: Clips, videos
     folders = {str(order): folder_of(run.out, order) for order in orders}
     job = as_job(list(folders.values()), replace(videos, reference=run.out / "videos" / REAL), run)
     speed = {folder.name: _speed(schedule, folder) for schedule, folder in folders.items()}
-    content = work(job, run, {"run": asked.facts(), "speed": speed})
+    facts = asked.facts() | {"trained": asked.world.weights, "data": clips.data.resolve().name}
+    content = work(job, run, {"run": facts, "speed": speed})
     if not run.as_json:
         show(job, run.out)
     return content

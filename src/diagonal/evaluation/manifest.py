@@ -17,7 +17,7 @@ from typing import Any
 
 from diagonal.media.files import atomic
 
-NAME = "manifest.json"
+NAME, RUN = "manifest.json", "run.json"
 NUMBERED = re.compile(r"(.+)-[0-9]+", re.DOTALL)
 
 
@@ -67,11 +67,24 @@ def add(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
         temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+def run_of(folder: Path) -> dict[str, Any] | None:
+    """What made the videos of a folder, where that is noted."""
+    place = folder / RUN
+    if not place.exists():
+        return None
+    try:
+        content = json.loads(place.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{place} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{place} must be an object with the facts of a run")
+    return content
+
+
 def check_run(folder: Path, facts: Mapping[str, Any]) -> None:
     """Note what a run is (run.json), or refuse to mix it with another one."""
-    place = folder / "run.json"
-    if place.exists():
-        other = json.loads(place.read_text(encoding="utf-8"))
+    other = run_of(folder)
+    if other is not None:
         for name, value in facts.items():
             if other.get(name) != value:
                 raise ValueError(
@@ -79,5 +92,5 @@ def check_run(folder: Path, facts: Mapping[str, Any]) -> None:
                     "name another --out"
                 )
         return
-    with atomic(place) as temporary:
+    with atomic(folder / RUN) as temporary:
         temporary.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
