@@ -11,12 +11,13 @@ import pytest
 
 from diagonal.catalog.names import find
 from diagonal.catalog.variants import DiffusionVariant, Variant
-from diagonal.cli.report import PAPERS
+from diagonal.cli.report import PAPERS, Reported
 from diagonal.evaluation import metrics
-from diagonal.evaluation.papers import Table, diagonal_decoding, diagonal_distillation
+from diagonal.evaluation.papers import Paper, Table, diagonal_decoding, diagonal_distillation
 from diagonal.evaluation.papers.measured import SPEEDS, Results
 from diagonal.evaluation.papers.page import blocks, html, markdown
 from tests.e2e.conftest import numbers_of
+from tests.e2e.test_evaluate_folders import diagonal
 
 BENCH = {"weights": "random", "dtype": "bfloat16", "quantize": "none", "device": "NVIDIA H200", "derived": False}
 TOKENS = BENCH | {"model": "cosmos/4b", "schedule": "diagonal:k=2,d=10", "frames": 24, "tokens_per_second": 17751.0}
@@ -31,11 +32,11 @@ def bench(folder: Path, name: str, *cases: dict[str, Any]) -> None:
     (folder / f"{name}.json").write_text(json.dumps({"kind": "bench", "command": f"diagonal {name}", "cases": cases}))
 
 
-def table(paper: Any, number: str) -> Table:
+def table(paper: Paper, number: str) -> Table:
     return next(one for one in paper.tables if one.number == number)
 
 
-def cell(results: Results, paper: Any, number: str, label: str, source: str) -> Any:
+def cell(results: Results, paper: Paper, number: str, label: str, source: str) -> Any:
     one = table(paper, number)
     return results.cell(one, next(row for row in one.rows if row.label == label), source)
 
@@ -181,9 +182,10 @@ def test_what_is_no_result_is_left_aside_or_named(tmp_path: Path) -> None:
         Results.of([tmp_path / "nowhere"])
 
 
-def test_the_command_writes_the_pages_of_the_project_s_own_results(tmp_path: Path, forked) -> None:
-    results = Path(__file__).parents[2] / "benchmarks" / "results"
-    found = numbers_of(forked(tmp_path, "report", "--results", str(results), "--out", "report", "--json"))
+def test_the_command_writes_the_pages_of_the_project_s_own_results(tmp_path: Path) -> None:
+    results = str(Path(__file__).parents[2] / "benchmarks" / "results")
+    done = diagonal(tmp_path, "report", "--results", results, "--out", "report", "--json")
+    found = numbers_of(done)
     assert {path.name for path in (tmp_path / "report").iterdir()} == {
         "diagonal-decoding.md",
         "diagonal-distillation.md",
@@ -192,5 +194,8 @@ def test_the_command_writes_the_pages_of_the_project_s_own_results(tmp_path: Pat
     filled = found["filled"]["diagonal-decoding"]["Table 1: Cosmos on RealEstate10K, 24 frames after 9"]
     assert filled[0] >= 19 and filled[1] == 70
     assert "without Diagonal Forcing" in (tmp_path / "report" / "diagonal-distillation.md").read_text()
-    done = forked(tmp_path, "report", "--results", ".", "--out", "x", "--paper", "other")
-    assert done.returncode == 2 and "known: diagonal-decoding, diagonal-distillation" in done.stderr
+
+
+def test_other_papers_are_refused() -> None:
+    with pytest.raises(ValueError, match="--paper other is not known; known: diagonal-decoding, diagonal-distillation"):
+        Reported(results=[Path()], out_path=Path(), paper="other")

@@ -104,7 +104,7 @@ def score(job: Job) -> Iterator[str]:
 def _score(job: Job, name: str, kind: type[Metric], setting: Setting) -> Iterator[str]:
     hashes = _hashes(kind.about, setting)
     job.weights |= hashes
-    looker = Looker(name, kind(setting), job.keep, hashes)
+    looker = Looker(name, _built(kind, setting), job.keep, hashes)
     real: list[FloatArray] = []
     if kind.about.reference is Reference.SET and job.reference is not None:
         for video in job.reference.videos.values():
@@ -120,6 +120,16 @@ def _score(job: Job, name: str, kind: type[Metric], setting: Setting) -> Iterato
         value = looker.metric.total(list(seen.values()), real)
         job.results.append(_paired(Score(name, folder.name, len(seen), value), looker.metric, seen, first))
         first = first or seen
+
+
+def _built(kind: type[Metric], setting: Setting) -> Metric:
+    """The metric with its files; one that they do not fit is not to be had, and the others go on."""
+    try:
+        return kind(setting)
+    except (MissingWeightsError, metrics.UnfitError):
+        raise
+    except (ValueError, OSError) as error:
+        raise metrics.UnfitError(f"cannot use the file that was given: {error}") from error
 
 
 def _paired(found: Score, metric: Metric, seen: dict[str, FloatArray], first: dict[str, FloatArray]) -> Score:
