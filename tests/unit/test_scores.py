@@ -126,7 +126,7 @@ def test_one_clip_is_no_distribution(place: Path):
 def test_short_and_small_videos_refuse_the_metrics_that_need_more(place: Path):
     made = run(job(place, ["temporal_flickering", "psnr"], frames=1))
     assert [one.metric for one in made.results] == ["psnr", "psnr"]
-    assert "temporal_flickering needs at least 2 frames; the video has 1" in made.refusals[0].reason
+    assert "temporal_flickering:all needs at least 2 frames; the video has 1" in made.refusals[0].reason
 
 
 def test_only_the_first_frames_are_used_where_that_is_asked(place: Path):
