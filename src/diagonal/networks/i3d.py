@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.catalog.variants import WeightMap
-from diagonal.networks.batch_norm import FrozenBatchNorm
+from diagonal.models.batch_norm import FrozenBatchNorm
 from diagonal.networks.same_padding import padded
 
 FEATURES = 400
