@@ -140,7 +140,7 @@ def test_the_rule_of_the_static_filter():
 
 def test_only_still_videos_flicker(flow_network: raft.Raft, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(temporal_flickering, "opened", lambda *_: flow_network)
-    files = {temporal_flickering.WEIGHTS.name: Path("raft-things.pth")}
+    files = {dynamic_degree.WEIGHTS.name: Path("raft-things.pth")}
     metric = temporal_flickering.TemporalFlickering(Setting("static", files=files))
     moving = Video(made_weights.clip("moving", 3, 128, 128))
     assert metric.look(moving, None).shape == (0,)

@@ -232,8 +232,8 @@ def test_a_file_of_another_network_refuses_its_metric_alone(place: Path):
 def test_a_full_disk_leaves_what_was_done_and_nothing_half_written(place: Path, monkeypatch: pytest.MonkeyPatch):
     save, left = np.save, [3]
 
-    def full(path: Path, *content: object, **options: bool) -> None:
-        save(path, *content, **options)
+    def full(path: Path, content: np.ndarray, allow_pickle: bool) -> None:
+        save(path, content, allow_pickle=allow_pickle)
         left[0] -= 1
         if left[0] < 0:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))

@@ -69,10 +69,16 @@ def evaluated(source: WorldSource, orders: Sequence[Order], clips: Clips, videos
 def planned(source: WorldSource, orders: Sequence[Order], clips: Clips) -> tuple[int, int]:
     """Frames that are given and made, or why that cannot be: known before a model is loaded."""
     from diagonal.catalog.names import find
-    from diagonal.catalog.variants import token_variant
+    from diagonal.catalog.variants import DiffusionVariant, token_variant
     from diagonal.generation import checks
 
-    variant = token_variant(find("models", source.model), source.model)
+    found = find("models", source.model)
+    if isinstance(found, DiffusionVariant):
+        raise ValueError(
+            f"{source.model} makes videos of prompts and continues no clips: `diagonal video --model {source.model} "
+            "--prompts FILE --out DIR` makes them, `diagonal evaluate DIR` scores them"
+        )
+    variant = token_variant(found, source.model)
     checks.check_weights(source.model, variant, source.weights)
     described = checks.Unloaded.of(source.model, variant)
     context, stride = clips.context or variant.prompt_frames, int(described.tokenizer.stride)

@@ -37,7 +37,7 @@ class Continuation:
     world: World
     data: Path
     entries: Sequence[Entry]
-    context: int  # frames that are given
+    context: int  # frames that are given; 0: the model begins with nothing, and the clips are there to be compared with
     seed: int
 
     def facts(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _make(asked: Continuation, order: Order | None, number: int, target: Path) -
     world = asked.world
     footage = load(asked.data, asked.entries[number])
     frames = fitted(footage.frames, world.size)
-    prompt, true = frames[: asked.context], frames[asked.context :]
+    prompt, true = frames[: asked.context] if asked.context else None, frames[asked.context :]
     if order is None:
         with writer(target, world.variant.fps, lossless=True) as file:
             file.write(true)

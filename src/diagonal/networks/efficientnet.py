@@ -63,7 +63,7 @@ class EfficientNet(nn.Module):
         x = F.relu6(self.norm0(self.stem(x_NCHW)))
         for block in self.blocks:
             x = block(x)
-        return cast(Tensor, F.relu6(self.norm1(self.head(x))).mean((2, 3)))
+        return F.relu6(self.norm1(self.head(x))).mean((2, 3))
 
 
 class Conv(nn.Conv2d):
