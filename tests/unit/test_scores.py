@@ -194,7 +194,7 @@ def test_the_result_says_all_that_it_depends_on(place: Path):
     assert found["speed"] == 3
     assert found["reference"]["sha256"] == Folder.of(place / "real").sha256 != found["folders"]["near"]["sha256"]
     assert found["scores"][0]["better"] == "higher" and "lpips:plain" in found["refused"]
-    assert set(found["versions"]) == {"decoder", "torch", "numpy"}
+    assert set(found["versions"]) == {"diagonal", "decoder", "torch", "numpy"}
     lines = (place / "scores.md").read_text().splitlines()
     assert lines[0] == "| metric | near | far |" and lines[2].startswith("| psnr ↑ | ")
     assert lines[-1].startswith("- lpips:plain: needs ")

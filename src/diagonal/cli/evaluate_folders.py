@@ -173,7 +173,9 @@ def _setting(given: Sequence[str], run: Run) -> Setting:
     folder: Path | None = None
     files = {} if run.lpips is None else {WEIGHTS.name: run.lpips}
     for text in given:
-        name, equals, source = text.rpartition("=") if not Path(text).exists() else ("", "", text)
+        name, equals, source = text.partition("=")
+        if not equals or Path(text).exists():
+            name, equals, source = "", "", text
         try:
             path = locate(source)
         except FileNotFoundError as error:

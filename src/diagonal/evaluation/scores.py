@@ -18,9 +18,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import diagonal
 from diagonal.evaluation import metrics
 from diagonal.evaluation.folders import Folder, VideoFile, check_alike, check_pairs
 from diagonal.evaluation.metrics import About, Beside, Metric, MissingWeightsError, Reference, Setting
+from diagonal.evaluation.speed.machine import PACKAGE, commit
 from diagonal.evaluation.statistics import FloatArray, Interval, bootstrap, slope
 from diagonal.media.files import atomic
 
@@ -210,7 +212,8 @@ def _hashes(about: About, setting: Setting) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """What decoded and computed: both move scores a little."""
+    """What decoded and computed: all of it moves scores a little."""
     import av
 
-    return {"decoder": f"PyAV {av.__version__}", "torch": torch.__version__, "numpy": np.__version__}
+    own = {"diagonal": commit(PACKAGE) or diagonal.__version__}
+    return own | {"decoder": f"PyAV {av.__version__}", "torch": torch.__version__, "numpy": np.__version__}
