@@ -108,6 +108,13 @@ def test_clips_without_turns_say_nothing_of_turns(tmp_path: Path) -> None:
     job = Job([Folder.of(tmp_path / "made")], None, ["action_agreement:turns"], Setting(), tmp_path / "kept")
     list(score(job))
     assert 0 <= job.results[0].value.mean <= 1 and not job.results[0].by_frame
+    write(tmp_path / "other", "one", "two")
+    for name, actions in (("one", ["right"] * 3), ("two", ["forward"] * 3)):
+        manifest.add(tmp_path / "other", name, {"actions": actions})
+    folders = [Folder.of(tmp_path / name) for name in ("made", "other")]
+    job = Job(folders, None, ["action_agreement:turns"], Setting(), tmp_path / "kept")
+    list(score(job))  # no video of both has turns in both
+    assert [one.minus_first for one in job.results] == [None, None]
 
 
 def test_a_caption_is_compared_with_what_is_read(tmp_path: Path) -> None:

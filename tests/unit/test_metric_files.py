@@ -107,8 +107,9 @@ def test_variants_of_fvd_differ_in_picture_and_divisor(monkeypatch: pytest.Monke
     made, real = ([draws.normal(shift, 1, (1, 4)) for _ in range(20)] for shift in (0, 1))
     found = {variant: fvd.Fvd(Setting(variant)).total(made, real).mean for variant in fvd.FILES}
     assert found["tats"] == found["videogpt"] == found["common-metrics"] != found["cd-fvd"]
-    wide = [torch.from_numpy(np.concatenate(one)) for one in (made, real)]
-    assert found["tats"] == pytest.approx(frechet(*wide)) and found["cd-fvd"] == pytest.approx(frechet(*wide, 0))
+    ours, theirs = (torch.from_numpy(np.concatenate(one)) for one in (made, real))
+    assert found["tats"] == pytest.approx(frechet(ours, theirs))
+    assert found["cd-fvd"] == pytest.approx(frechet(ours, theirs, 0))
 
 
 def weights(given: list[str]) -> Setting:

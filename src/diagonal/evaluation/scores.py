@@ -143,9 +143,9 @@ def _paired(found: Score, metric: Metric, seen: dict[str, FloatArray], first: di
         rise = bootstrap(np.array([[slope(curve)] for curve in curves]))
         found = replace(found, by_frame=np.mean(curves, axis=0).tolist(), slope_per_100=rise)
     both = [name for name in seen if name in first]
-    if both:
-        apart = [[metric.of_video(seen[name]) - metric.of_video(first[name])] for name in both]
-        found = replace(found, minus_first=bootstrap(np.array(apart)))
+    apart = np.array([[metric.of_video(seen[name]) - metric.of_video(first[name])] for name in both])
+    if np.isfinite(apart).any():  # a video may have no number, as one without turns has none of turns
+        found = replace(found, minus_first=bootstrap(apart))
     return found
 
 
