@@ -23,8 +23,12 @@ def test_names_seeds_and_prompts() -> None:
     assert [one.seed for one in found] == list(range(10, 18))
     assert [one.name for one in found[2::2]] == ["00001 a b-0", f"00002 {'x' * 40}-0", "00003 hidden-0"]
     assert all("/" not in one.name and len(f"{one.name}.mp4".encode()) < 255 for one in found)
-    with pytest.raises(ValueError, match=r"two prompts would give the file A cat-0\.mp4"):
-        planned(["A cat", "a dog", "a cat"], 1, 0)
+    with pytest.raises(ValueError, match=r"two prompts would give the file 00001 a b-0\.mp4"):
+        planned(["00001 a b", "a/b"], 1, 0)
+    assert [one.name for one in planned(["A fantasy landscape", "a fantasy landscape"], 1, 0)] == [
+        "A fantasy landscape-0",  # VBench has both
+        "a fantasy landscape-0",
+    ]
     assert len({one.name for one in planned([f"{'y' * 300}{number}" for number in range(50)], 3, 0)}) == 150
 
 

@@ -44,8 +44,8 @@ def planned(prompts: Sequence[str], each: int, seed: int) -> list[Planned]:
     for number, prompt in enumerate(prompts):
         stem = _stem(prompt, number)
         found += [Planned(f"{stem}-{index}", prompt, seed + each * number + index) for index in range(each)]
-    names = Counter(one.name.casefold() for one in found)
-    twice = next((one for one in found if names[one.name.casefold()] > 1), None)
+    names = Counter(one.name for one in found)
+    twice = next((one for one in found if names[one.name] > 1), None)
     if twice is not None:
         raise ValueError(f"two prompts would give the file {twice.name}.mp4; change {twice.prompt!r} or the other one")
     return found
