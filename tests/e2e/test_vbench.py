@@ -78,13 +78,18 @@ def calls(place: Path) -> list[str]:
 
 
 def test_all_sixteen_dimensions_and_their_totals(place: Path) -> None:
+    manifest.add(place / "made", "a dog-0", {"prompt": "a dog"})
     found = score(place, "info.json")
     expected = golden_json("metrics/formulas.json")["totals"][0]
     assert set(found["scores"]) == set(DIMENSIONS) and len(DIMENSIONS) == 16
     assert found["totals"] == {name: pytest.approx(expected[name]) for name in ("quality", "semantic", "total")}
     assert found["versions"] == {"vbench": "0.1.5"} and not found["missing"]
     job = json.loads((place / "out" / "vbench" / "made" / "color.json").read_text())
-    assert job["mode"] == "vbench_standard" and job["videos"] == str(place / "made")
+    linked = place / "out" / "vbench" / "made" / "videos"
+    assert job["mode"] == "vbench_standard" and job["videos"] == str(linked)
+    # VBench takes the ending of any file there for that of the videos.
+    assert {path.suffix for path in linked.iterdir()} == {".mp4"} and len(list(linked.iterdir())) == 10
+    assert (linked / "a dog-3.mp4").read_bytes() == (place / "made" / "a dog-3.mp4").read_bytes()
     assert job["info"] == str(place / "info.json") and job["prompts"] == [] and job["device"] == "cpu"
     assert "vbench_runner.py" in (place / "out" / "vbench" / "made" / "color.log").read_text()
 

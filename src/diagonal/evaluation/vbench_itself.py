@@ -3,6 +3,7 @@
 Each dimension is a process of that environment's Python, which is given the videos, their prompts and a place for its
 result, which is read back. A dimension that has its result is not run again.
 
+    OUT/vbench/FOLDER/videos                 links to the videos: VBench takes the ending of any file in it for theirs
     OUT/vbench/FOLDER/DIMENSION.json         what was asked for
     OUT/vbench/FOLDER/DIMENSION_eval_results.json, DIMENSION_versions.json, DIMENSION.log    what came of it
 
@@ -29,6 +30,7 @@ OF_ANY_VIDEO = (
     *("subject_consistency", "background_consistency", "motion_smoothness", "dynamic_degree", "aesthetic_quality"),
     "imaging_quality",
 )
+VIDEOS = "videos"
 VIDEOS_A_PROMPT = 5
 LAST_WORDS = 12  # lines of a log that an error shows
 
@@ -85,6 +87,7 @@ class Scored:
 def run(environment: Environment, folders: Sequence[Folder]) -> Iterator[tuple[str, str] | Scored]:
     """Yields the folder and dimension that were just scored, and behind those of a folder all that was found."""
     for folder in folders:
+        _link(folder, environment.out / "vbench" / folder.name / VIDEOS)
         scores, versions = dict[str, float](), dict[str, str]()
         for dimension in environment.dimensions:
             scores[dimension], versions = _dimension(environment, folder, dimension)
@@ -92,9 +95,17 @@ def run(environment: Environment, folders: Sequence[Folder]) -> Iterator[tuple[s
         yield Scored(folder.name, scores, versions)
 
 
+def _link(folder: Folder, place: Path) -> None:
+    """A folder with the videos and nothing else."""
+    place.mkdir(parents=True, exist_ok=True)
+    for old in place.iterdir():
+        old.unlink()
+    for video in folder.videos.values():
+        (place / video.path.name).symlink_to(video.path.resolve())
+
+
 def _dimension(environment: Environment, folder: Folder, dimension: str) -> tuple[float, dict[str, str]]:
     place = environment.out / "vbench" / folder.name
-    place.mkdir(parents=True, exist_ok=True)
     job, result = _job(environment, folder, dimension, place), place / f"{dimension}_eval_results.json"
     asked = place / f"{dimension}.json"
     if not (_read(asked) == job and result.exists()):
@@ -111,7 +122,7 @@ def _job(environment: Environment, folder: Folder, dimension: str, place: Path) 
     known = {video.path.name: video.note.prompt for video in folder.videos.values()}
     told = environment.info is None and all(prompt is not None for prompt in known.values())
     return {
-        "videos": str(folder.path.resolve()),
+        "videos": str((place / VIDEOS).resolve()),
         "videos_sha256": folder.sha256,
         "dimensions": [dimension],
         "name": dimension,
