@@ -49,6 +49,7 @@ def test_a_run_is_not_mixed_with_another_one(place: Path) -> None:
     [
         ((*OPTIONS, "--seeds", "2"), "--seeds cannot go with --metrics of a world"),
         ((*MODEL, "--metrics", "psnr"), "--data, a folder of clips, and --out, a folder for videos and scores"),
+        (("--model", "doom-t2v", *MODEL[2:], "--metrics", "psnr", "--out", "x"), "diagonal video --model doom-t2v"),
     ],
 )
 def test_what_cannot_be_had_is_told_in_one_line(place: Path, options: tuple[str, ...], message: str) -> None:
@@ -69,3 +70,21 @@ def test_a_sweep_measures_what_is_not_measured_yet(place: Path) -> None:
     assert {"sweep.json", "sweep.png", "scores.json"} <= {file.name for file in (place / "swept").iterdir()}
     again = diagonal(place, "sweep", *options)
     assert json.loads(again.stdout)["measured"] == found["measured"]  # seconds too: nothing was made anew
+
+
+def test_clips_that_begin_with_nothing_are_made_as_many_as_real_ones(tmp_path: Path) -> None:
+    """A model that continues nothing is compared with a set of real clips."""
+    (tmp_path / "data").mkdir()
+    for name in ("one", "two"):
+        with writer(tmp_path / "data" / f"{name}.mp4", 8) as file:
+            file.write(made_weights.clip(name, 40, 64, 96).permute(0, 2, 3, 1).numpy())
+    options = ("--model", "videogpt/tiny", "--data", "data", "--clips", "2", "--schedule", "diagonal:k=1")
+    done = evaluate(tmp_path, *options, "--metrics", "temporal_flickering,frechet_idm", "--out", "out", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [(one["metric"], one["clips"]) for one in found["scores"]] == [
+        ("temporal_flickering:all", 2),
+        ("frechet_idm", 2),
+    ]
+    assert found["run"]["context"] == 0 and found["run"]["trained"] == "random"
+    assert found["folders"]["diagonal-k=1"]["frames"] == found["reference"]["frames"] > 1

@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +16,16 @@ from torch import Tensor, nn
 
 from diagonal.evaluation.consistency import consistency, frame_weighted
 from diagonal.evaluation.metrics import (
+    Setting,
+    UnfitError,
+    Video,
     background_consistency,
     dynamic_degree,
     fvd,
     imaging_quality,
     motion_smoothness,
     subject_consistency,
+    temporal_flickering,
 )
 from diagonal.networks import amt, clip, i3d, musiq, raft
 from diagonal.networks.correlation import correlation_levels, look_up, padded, places
@@ -124,6 +129,28 @@ def test_the_rule_of_dynamic_degree():
     _, facts = recorded("raft")
     for rule in facts["dynamic_degree_rule"]:
         assert dynamic_degree.moves(rule["pair_scores"], min(rule["height"], rule["width"])) == rule["moves"]
+
+
+def test_the_rule_of_the_static_filter():
+    _, facts = recorded("raft")
+    for rule in facts["static_filter_rule"]:
+        scores = [float(score) for score in rule["pair_scores"]]
+        assert temporal_flickering.static(scores, min(rule["height"], rule["width"])) == rule["static"]
+
+
+def test_only_still_videos_flicker(flow_network: raft.Raft, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(temporal_flickering, "opened", lambda *_: flow_network)
+    files = {dynamic_degree.WEIGHTS.name: Path("raft-things.pth")}
+    metric = temporal_flickering.TemporalFlickering(Setting("static", files=files))
+    moving = Video(made_weights.clip("moving", 3, 128, 128))
+    assert metric.look(moving, None).shape == (0,)
+    with pytest.raises(UnfitError, match="needs videos that stand still"):
+        metric.total([metric.look(moving, None)], [])
+    monkeypatch.setattr(temporal_flickering, "static", lambda *_: True)
+    still = metric.look(moving, None)
+    assert still.shape == (2,) and metric.total([still, still[:0]], []).mean == pytest.approx(still.mean())
+    with pytest.raises(UnfitError, match="RAFT needs sides of at least 121 pixels; the video has 64"):
+        metric.look(Video(made_weights.clip("small", 3, 64, 128)), None)
 
 
 # MUSIQ

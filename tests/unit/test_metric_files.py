@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from diagonal import checkpoints
+from diagonal.cli.evaluate_folders import Run, _setting
 from diagonal.evaluation import metrics
-from diagonal.evaluation.metrics import Metric, MissingWeightsError, Setting, Video
+from diagonal.evaluation.distances import frechet
+from diagonal.evaluation.metrics import Metric, MissingWeightsError, Setting, Video, fvd
 from diagonal.evaluation.statistics import slope
 from tests import made_weights
 
@@ -22,12 +25,16 @@ def test_every_metric_says_what_it_is(name: str):
     assert all(metrics.find(f"{name}:{one}") == (kind, one) for one in kind.about.variants)
 
 
-@pytest.mark.parametrize("name", [name for name in metrics.names() if metrics.find(name)[0].about.files])
-def test_a_missing_file_is_named_with_the_place_where_it_is_published(name: str):
-    kind, variant = metrics.find(name)
+SPECS = [f"{name}:{one}" for name in metrics.names() for one in metrics.find(name)[0].about.variants or ("",)]
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if (found := metrics.find(spec))[0].about.needs(found[1])])
+def test_a_missing_file_is_named_with_the_place_where_it_is_published(spec: str):
+    kind, variant = metrics.find(spec)
     with pytest.raises(MissingWeightsError) as caught:
         kind(Setting(variant))
-    assert any(file.name in str(caught.value) and file.where in str(caught.value) for file in kind.about.files)
+    needed = kind.about.needs(variant)
+    assert any(file.name in str(caught.value) and file.where in str(caught.value) for file in needed)
 
 
 def test_files_are_found_in_a_folder_or_one_by_one(tmp_path: Path):
@@ -87,3 +94,55 @@ def test_information_of_stripes_is_known():
     frames[1] = frames[1].flip(-1)
     kind, _ = metrics.find("temporal_information")
     assert kind(Setting()).look(Video(frames[[0, 0]]), None) == pytest.approx([0])
+
+
+def test_variants_of_fvd_differ_in_picture_and_divisor(monkeypatch: pytest.MonkeyPatch):
+    frames = made_weights.clip("fvd", 2, 40, 64)
+    pictures = {variant: fvd.shown(frames, variant) for variant in fvd.FILES}
+    assert torch.equal(pictures["tats"], pictures["cd-fvd"])
+    assert torch.equal(pictures["videogpt"], pictures["common-metrics"])
+    assert not torch.equal(pictures["videogpt"], pictures["tats"])
+    monkeypatch.setattr(fvd, "Features", lambda setting: None)
+    draws = np.random.default_rng(0)
+    made, real = ([draws.normal(shift, 1, (1, 4)) for _ in range(20)] for shift in (0, 1))
+    found = {variant: fvd.Fvd(Setting(variant)).total(made, real).mean for variant in fvd.FILES}
+    assert found["tats"] == found["videogpt"] == found["common-metrics"] != found["cd-fvd"]
+    ours, theirs = (torch.from_numpy(np.concatenate(one)) for one in (made, real))
+    assert found["tats"] == pytest.approx(frechet(ours, theirs))
+    assert found["cd-fvd"] == pytest.approx(frechet(ours, theirs, 0))
+
+
+def weights(given: list[str]) -> Setting:
+    return _setting(given, Run("cpu", None, None, False))
+
+
+def test_weights_are_a_folder_a_file_or_in_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "a=b.pth").touch()
+    found = weights([str(tmp_path / "mine"), f"amt-s.pth={tmp_path / 'a=b.pth'}"])
+    assert found.folder == tmp_path / "mine" and found.files == {"amt-s.pth": tmp_path / "a=b.pth"}
+    monkeypatch.setattr(checkpoints, "locate", {"org/name/raft.pth": tmp_path / "a=b.pth", "org/all": tmp_path}.get)
+    found = weights(["raft-things.pth=org/name/raft.pth", "org/all"])
+    assert found.folder == tmp_path and found.files == {"raft-things.pth": tmp_path / "a=b.pth"}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["nowhere"], "--metric-weights nowhere: weights 'nowhere' do not exist"),
+        (["amt-s.pth=nowhere.pth"], "amt-s.pth=nowhere.pth: weights 'nowhere.pth' do not exist"),
+        (["file.pth"], "file.pth is one file; say which: NAME=file.pth"),
+        (["amt-s.pth=one"], "one is a folder; amt-s.pth is one file"),
+        (["one", "two"], "names two folders, one and two"),
+        (["amt.pth=file.pth"], "no metric asks for amt.pth; they ask for ViT-B-32.pt"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], message: str
+):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "file.pth").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ValueError, OSError), match=message):
+        weights(given)

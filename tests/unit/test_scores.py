@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Sequence
@@ -125,7 +126,7 @@ def test_one_clip_is_no_distribution(place: Path):
 def test_short_and_small_videos_refuse_the_metrics_that_need_more(place: Path):
     made = run(job(place, ["temporal_flickering", "psnr"], frames=1))
     assert [one.metric for one in made.results] == ["psnr", "psnr"]
-    assert "temporal_flickering needs at least 2 frames; the video has 1" in made.refusals[0].reason
+    assert "temporal_flickering:all needs at least 2 frames; the video has 1" in made.refusals[0].reason
 
 
 def test_only_the_first_frames_are_used_where_that_is_asked(place: Path):
@@ -193,7 +194,7 @@ def test_the_result_says_all_that_it_depends_on(place: Path):
     assert found["speed"] == 3
     assert found["reference"]["sha256"] == Folder.of(place / "real").sha256 != found["folders"]["near"]["sha256"]
     assert found["scores"][0]["better"] == "higher" and "lpips:plain" in found["refused"]
-    assert set(found["versions"]) == {"decoder", "torch", "numpy"}
+    assert set(found["versions"]) == {"diagonal", "decoder", "torch", "numpy"}
     lines = (place / "scores.md").read_text().splitlines()
     assert lines[0] == "| metric | near | far |" and lines[2].startswith("| psnr ↑ | ")
     assert lines[-1].startswith("- lpips:plain: needs ")
@@ -215,3 +216,51 @@ def test_the_sheet_has_a_row_for_each_folder(place: Path):
 )
 def test_numbers_have_the_digits_that_are_certain(numbers: tuple[float, float, float], text: str):
     assert score_tables.short(Interval(*numbers)) == text
+
+
+def test_a_file_of_another_network_refuses_its_metric_alone(place: Path):
+    torch.save({"conv.weight": torch.zeros(3)}, place / "dino.pth")
+    (place / "raft.pth").write_bytes(b"no archive")
+    files = {"dino_vitbase16_pretrain.pth": place / "dino.pth", "lpips_alex_v0.1.safetensors": place / "raft.pth"}
+    made = run(replace(job(place, ["subject_consistency", "lpips", "psnr"]), setting=Setting(files=files)))
+    assert [one.metric for one in made.results] == ["psnr", "psnr"]
+    reasons = {one.metric: one.reason for one in made.refusals}
+    assert "dino.pth: the checkpoint does not fit Dino" in reasons["subject_consistency:one-process"]
+    assert "raft.pth holds no LPIPS weights" in reasons["lpips:plain"]
+
+
+def test_a_full_disk_leaves_what_was_done_and_nothing_half_written(place: Path, monkeypatch: pytest.MonkeyPatch):
+    save, left = np.save, [3]
+
+    def full(path: Path, content: np.ndarray, allow_pickle: bool) -> None:
+        save(path, content, allow_pickle=allow_pickle)
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(np, "save", full)
+    made = job(place, ["psnr"])
+    with pytest.raises(OSError, match=r"No space left on device: .*kept/psnr/\w+\.npy"):
+        list(score(made))
+    kept = sorted((place / "kept" / "psnr").iterdir())
+    assert len(kept) == 3 and all(path.suffix == ".npy" and not path.name.startswith(".") for path in kept)
+    monkeypatch.setattr(np, "save", save)
+    times = {path: path.stat().st_mtime_ns for path in kept}
+    assert len(run(job(place, ["psnr"])).results) == 2
+    assert {path: path.stat().st_mtime_ns for path in kept} == times
+
+
+def test_results_that_cannot_be_written_leave_the_old_ones(place: Path, monkeypatch: pytest.MonkeyPatch):
+    made = run(job(place, ["psnr"]))
+    score_tables.write(made, place, {"run": 1})
+    before = (place / "scores.json").read_text()
+
+    def full(self: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        score_tables.write(made, place, {"run": 2})
+    monkeypatch.undo()
+    assert (place / "scores.json").read_text() == before
+    assert not [path for path in place.iterdir() if path.name.startswith(".")]

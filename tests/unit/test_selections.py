@@ -118,3 +118,54 @@ def test_gamepad_clips_bring_their_actions(tmp_path: Path):
     footage = load(tmp_path, second)
     assert footage.frames[:, 0, 0, 0].tolist() == [3, 4, 5]
     assert footage.actions is not None and [sorted(action.buttons) for action in footage.actions] == [[], [2], []]
+
+
+def test_of_a_trajectory_one_camera_is_taken(tmp_path: Path):
+    """As BridgeData V2 has it: cameras and depth lie side by side."""
+    for name in ("traj0/images0", "traj0/images1", "traj0/depth_images0", "traj1/images0", "clip"):
+        folder = tmp_path / "bridge" / name
+        folder.mkdir(parents=True)
+        for number in range(3):
+            Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / f"im_{number}.jpg")
+    found = [path.relative_to(tmp_path / "bridge").as_posix() for path in sources(tmp_path / "bridge")]
+    assert found == ["clip", "traj0/images0", "traj1/images0"]
+
+
+def test_the_clips_of_a_test_list_are_taken(data: Path):
+    """As UCF101 has it."""
+    (data / "ucfTrainTestlist").mkdir()
+    (data / "ucfTrainTestlist" / "testlist01.txt").write_text("archery/two.mp4\r\nbowling/three.mp4\n")
+    assert [path.name for path in sources(data)] == ["two.mp4", "three.mp4"]
+    (data / "ucfTrainTestlist" / "testlist01.txt").write_text("other/one.mp4\n")
+    with pytest.raises(ValueError, match="holds no clips"):
+        choose(data, 1, 4)
+
+
+def test_frames_named_by_their_time_are_in_its_order(tmp_path: Path):
+    """As RealEstate10K is cut: a folder for each clip, pictures named by microseconds."""
+    for stamp, value in ((9_975_000, 10), (10_008_333, 20), (100_041_667, 30)):
+        (tmp_path / "train" / "0a1b").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8, 3), value, np.uint8)).save(tmp_path / "train" / "0a1b" / f"{stamp}.png")
+    (entry,) = choose(tmp_path, 1, 3)
+    assert load(tmp_path, entry).frames[:, 0, 0, 0].tolist() == [10, 20, 30]
+
+
+def test_movies_of_a_car_are_found_in_their_container(tmp_path: Path):
+    """As BDD100K has it: videos/val with .mov files."""
+    made = video(tmp_path / "videos" / "val" / "b1c66a42-6f7d68ca.mov", 5)
+    (entry,) = choose(tmp_path, 1, 5)
+    np.testing.assert_array_equal(load(tmp_path, entry).frames, made)
+
+
+def test_a_hundred_clips_of_sixteen_frames_with_their_actions(tmp_path: Path):
+    """As Diagonal Decoding's VPT set: each clip has the sixteen actions of its own frames."""
+    for number in range(10):
+        video(tmp_path / f"{number}.mp4", 170)
+        lines = [json.dumps({"camera": [0, 1000 * number + frame]}) for frame in range(170)]
+        (tmp_path / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
+    chosen = choose(tmp_path, 100, 16, seed=7)
+    assert len({(entry.source, entry.first) for entry in chosen}) == 100
+    assert all(sum(entry.source == f"{number}.mp4" for entry in chosen) == 10 for number in range(10))
+    footage = load(tmp_path, chosen[42])
+    first = 1000 * int(chosen[42].source.removesuffix(".mp4")) + chosen[42].first
+    assert footage.actions is not None and [one.yaw for one in footage.actions] == [first + n for n in range(16)]

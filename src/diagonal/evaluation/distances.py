@@ -16,9 +16,13 @@ def frechet(first: Tensor, second: Tensor, correction: int = 1) -> float:
     N - correction."""
     if min(len(first), len(second)) < 2:
         raise ValueError(f"a Frechet distance needs 2 features on each side; there are {len(first)} and {len(second)}")
-    both = [features.double().cpu() for features in (first, second)]
-    (mean, one), (other, two) = ((features.mean(0), torch.cov(features.T, correction=correction)) for features in both)
-    return Reference.of(other, two).distance(mean, one)
+    return Reference.of(*moments(second, correction)).distance(*moments(first, correction))
+
+
+def moments(features: Tensor, correction: int = 1) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of features (N, F)."""
+    wide = features.double().cpu()
+    return wide.mean(0), torch.cov(wide.T, correction=correction)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from diagonal.evaluation import metrics
+from diagonal.evaluation import manifest, metrics
 from diagonal.evaluation.clips import evenly
 from diagonal.evaluation.folders import Folder
 from diagonal.evaluation.metrics import Better
@@ -54,7 +54,7 @@ def _facts(folder: Folder) -> dict[str, Any]:
         "width": first.header.width,
         "fps": float(first.header.fps),
         "codec": first.header.codec,
-    }
+    } | ({"run": run} if (run := manifest.run_of(folder.path)) else {})
 
 
 def rows(job: Job) -> list[tuple[str, list[str]]]:

@@ -18,9 +18,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import diagonal
 from diagonal.evaluation import metrics
 from diagonal.evaluation.folders import Folder, VideoFile, check_alike, check_pairs
-from diagonal.evaluation.metrics import About, Metric, MissingWeightsError, Reference, Setting
+from diagonal.evaluation.metrics import About, Beside, Metric, MissingWeightsError, Reference, Setting
+from diagonal.evaluation.speed.machine import PACKAGE, commit
 from diagonal.evaluation.statistics import FloatArray, Interval, bootstrap, slope
 from diagonal.media.files import atomic
 
@@ -104,7 +106,7 @@ def score(job: Job) -> Iterator[str]:
 def _score(job: Job, name: str, kind: type[Metric], setting: Setting) -> Iterator[str]:
     hashes = _hashes(kind.about, setting)
     job.weights |= hashes
-    looker = Looker(name, kind(setting), job.keep, hashes)
+    looker = Looker(name, _built(kind, setting), job.keep, hashes)
     real: list[FloatArray] = []
     if kind.about.reference is Reference.SET and job.reference is not None:
         for video in job.reference.videos.values():
@@ -122,18 +124,28 @@ def _score(job: Job, name: str, kind: type[Metric], setting: Setting) -> Iterato
         first = first or seen
 
 
+def _built(kind: type[Metric], setting: Setting) -> Metric:
+    """The metric with its files; one that they do not fit is not to be had, and the others go on."""
+    try:
+        return kind(setting)
+    except (MissingWeightsError, metrics.UnfitError):
+        raise
+    except (ValueError, OSError) as error:
+        raise metrics.UnfitError(f"cannot use the file that was given: {error}") from error
+
+
 def _paired(found: Score, metric: Metric, seen: dict[str, FloatArray], first: dict[str, FloatArray]) -> Score:
     """With the curve over time, its slope, and the difference to the first folder, where the metric has such."""
-    curves = list(seen.values())
     if metric.about.reference is Reference.SET:
         return found
-    if len({len(curve) for curve in curves}) == 1 and len(curves[0]) > 1:
+    curves = [curve for one in seen.values() if (curve := metric.curve(one)) is not None]
+    if len(curves) == len(seen) and len({len(curve) for curve in curves}) == 1:
         rise = bootstrap(np.array([[slope(curve)] for curve in curves]))
         found = replace(found, by_frame=np.mean(curves, axis=0).tolist(), slope_per_100=rise)
     both = [name for name in seen if name in first]
-    if both:
-        apart = [[metric.of_video(seen[name]) - metric.of_video(first[name])] for name in both]
-        found = replace(found, minus_first=bootstrap(np.array(apart)))
+    apart = np.array([[metric.of_video(seen[name]) - metric.of_video(first[name])] for name in both])
+    if np.isfinite(apart).any():  # a video may have no number, as one without turns has none of turns
+        found = replace(found, minus_first=bootstrap(apart))
     return found
 
 
@@ -163,7 +175,17 @@ class Looker:
         return seen
 
     def _key(self, video: VideoFile, true: VideoFile | None) -> str:
-        facts = [self.name, self.weights, video.sha256, video.frames, str(video.header.fps), true and true.sha256]
+        facts: list[object] = [
+            self.name,
+            self.weights,
+            video.sha256,
+            video.frames,
+            str(video.header.fps),
+            true and true.sha256,
+        ]
+        beside = self.metric.about.beside
+        facts += [video.note.prompt] if beside is Beside.PROMPT else []
+        facts += [video.note.actions] if beside is Beside.ACTIONS else []
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
@@ -179,7 +201,7 @@ def _kept(place: Path) -> FloatArray | None:
 def _hashes(about: About, setting: Setting) -> dict[str, str]:
     """The hashes of the files of a metric that are there."""
     found = {}
-    for file in about.files:
+    for file in about.needs(setting.variant):
         try:
             path = setting.path(file)
         except MissingWeightsError:
@@ -190,7 +212,8 @@ def _hashes(about: About, setting: Setting) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """What decoded and computed: both move scores a little."""
+    """What decoded and computed: all of it moves scores a little."""
     import av
 
-    return {"decoder": f"PyAV {av.__version__}", "torch": torch.__version__, "numpy": np.__version__}
+    own = {"diagonal": commit(PACKAGE) or diagonal.__version__}
+    return own | {"decoder": f"PyAV {av.__version__}", "torch": torch.__version__, "numpy": np.__version__}

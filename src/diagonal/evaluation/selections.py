@@ -1,7 +1,14 @@
 """Which clips of a data set are continued: a seeded choice, written down with the hashes of what it was made from.
 
-A data set is a folder, however deep its files lie. Taken are videos, folders of pictures (BridgeData V2), clips with
-their actions as VPT (.mp4 and .jsonl) and WHAM (.npz) publish them, and shards that `diagonal record` wrote.
+A data set is a folder, however deep its files lie, as it is published:
+
+    videos               .mp4, .mov (BDD100K), .avi (UCF101), ...; with .jsonl of the same name, the actions too (VPT)
+    folders of pictures  in the order of their numbers (RealEstate10K by timestamps, BridgeData V2)
+    .npz                 pictures and gamepad actions (WHAM's evaluation set)
+    .safetensors         shards that `diagonal record` wrote
+
+Of a trajectory of BridgeData V2 the first camera is taken, images0; other cameras and depth beside it show the same.
+Of UCF101 the clips of its first test list are taken, where ucfTrainTestlist/testlist01.txt is in the folder.
 """
 
 from __future__ import annotations
@@ -21,6 +28,8 @@ from diagonal.media.video import PICTURES, VIDEOS, VideoArray, header, read
 from diagonal.worlds import vizdoom, vpt, xbox
 
 SHARD, ARCHIVE = ".safetensors", ".npz"
+CAMERA = "images0"  # of a trajectory of BridgeData V2, the one over the shoulder
+TEST_LIST = Path("ucfTrainTestlist", "testlist01.txt")  # of UCF101
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +85,20 @@ def sources(folder: Path) -> Iterator[Path]:
     """Files and folders that hold a clip each, in the order of their names."""
     if not folder.is_dir():
         raise NotADirectoryError(f"{folder} is no folder of clips")
+    listed = _test_list(folder)
     for path in sorted(folder.rglob("[!.]*")):
-        if path.suffix.lower() in (*VIDEOS, ARCHIVE, SHARD) or (path.is_dir() and _pictures(path) > 1):
+        if path.is_dir():
+            taken = _pictures(path) > 1 and (path.name == CAMERA or not (path.parent / CAMERA).is_dir())
+        else:
+            taken = path.suffix.lower() in (*VIDEOS, ARCHIVE, SHARD)
+        if taken and (listed is None or "/".join(path.parts[-2:]) in listed):
             yield path
+
+
+def _test_list(folder: Path) -> set[str] | None:
+    """The clips of UCF101's first test list, class/name; None: there is no list."""
+    place = folder / TEST_LIST
+    return set(place.read_text(encoding="utf-8").split()) if place.is_file() else None
 
 
 def _pictures(folder: Path) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from diagonal.catalog.variants import WeightMap
 from diagonal.models.batch_norm import FrozenBatchNorm
+from diagonal.networks.same_padding import padded
 
 FEATURES = 400
 SIDE = 224  # pixels of the square that it sees
@@ -102,7 +103,7 @@ class Unit(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         kernel, stride = self.conv3d.kernel_size, self.conv3d.stride
-        return F.relu(self.bn(self.conv3d(_padded(x, kernel, stride))))
+        return F.relu(self.bn(self.conv3d(padded(x, kernel, stride))))
 
 
 def epsilon_of(state: Mapping[str, Tensor]) -> float:
@@ -110,15 +111,6 @@ def epsilon_of(state: Mapping[str, Tensor]) -> float:
     return 1e-3 if any(".batch3d." in key for key in state) else 1e-5
 
 
-def _padded(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-    """TensorFlow's SAME padding: it depends on the size, and the odd one goes last."""
-    pads = list[int]()
-    for size, width, step in zip(reversed(x.shape[2:]), reversed(kernel), reversed(stride), strict=True):
-        total = max(width - (step if size % step == 0 else size % step), 0)
-        pads += [total // 2, total - total // 2]
-    return F.pad(x, pads)
-
-
 def _max_pool(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
     """Zeros are added at the edges: all inputs come behind a ReLU."""
-    return F.max_pool3d(_padded(x, kernel, stride), kernel, stride)
+    return F.max_pool3d(padded(x, kernel, stride), kernel, stride)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.catalog.variants import WeightMap
+from diagonal.networks.same_padding import padded
 
 PATCH = 32
 SIDES = (224, 384)  # of the picture made anew, its longer one; the third size is its own
@@ -50,7 +51,7 @@ class Musiq(nn.Module):
     def stem(self, patches_NCHW: Tensor) -> Tensor:
         """Patches to 256 channels at a quarter of their size."""
         x = F.relu(self.gn_root(self.conv_root(patches_NCHW)))
-        return cast(Tensor, self.block1(F.max_pool2d(_padded(x, 3, 2), 3, 2)))
+        return cast(Tensor, self.block1(F.max_pool2d(padded(x, (3, 3), (2, 2)), 3, 2)))
 
 
 def tokens(x_NCHW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,7 +66,7 @@ def tokens(x_NCHW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     patches, places, scales = [], [], []
     for scale, picture in enumerate([*pictures, x]):
         rows, cols = (-(-side // PATCH) for side in picture.shape[-2:])
-        cut = F.unfold(_padded(picture, PATCH, PATCH), PATCH, stride=PATCH)
+        cut = F.unfold(padded(picture, (PATCH, PATCH), (PATCH, PATCH)), PATCH, stride=PATCH)
         patches.append(cut.transpose(1, 2).unflatten(-1, (x.shape[1], PATCH, PATCH)))
         places.append((GRID * _nearest(rows, x.device)[:, None] + _nearest(cols, x.device)).flatten())
         scales.append(torch.full((rows * cols,), scale, device=x.device))
@@ -78,15 +79,6 @@ def _nearest(count: int, device: torch.device) -> Tensor:
     return F.interpolate(grid[None, None], count, mode="nearest")[0, 0].long()
 
 
-def _padded(x: Tensor, kernel: int, stride: int) -> Tensor:
-    """Zeros at the edges so that every pixel is seen, split evenly, the odd one last."""
-    pads = list[int]()
-    for size in reversed(x.shape[-2:]):
-        total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
-        pads += [total // 2, total - total // 2]
-    return F.pad(x, pads)
-
-
 class StandardizedConv2d(nn.Conv2d):
     """The weights of every output channel have mean 0 and deviation 1."""
 
@@ -96,7 +88,7 @@ class StandardizedConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
         weight = weight / (weight.std((1, 2, 3), keepdim=True) + 1e-5)
-        return F.conv2d(_padded(x, self.kernel_size[0], self.stride[0]), weight, None, self.stride)
+        return F.conv2d(padded(x, self.kernel_size, self.stride), weight, None, self.stride)
 
 
 class Bottleneck(nn.Module):

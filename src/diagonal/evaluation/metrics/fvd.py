@@ -4,7 +4,8 @@ Every clip gives one feature. The variants differ in preprocessing and in the di
 
     common-metrics  shorter side to 224, the middle cut out; n - 1; i3d_torchscript.pt
     videogpt        the same picture; n - 1; i3d_pretrained_400.pt
-    cd-fvd          stretched to 224 x 224; n; i3d_pretrained_400.pt
+    tats            stretched to 224 x 224; n - 1; i3d_pretrained_400.pt
+    cd-fvd          the same picture; n; i3d_pretrained_400.pt
 
 StyleGAN-V's own path resizes inside its archive in a way that is not published, so it is not here. A covariance of 400
 numbers needs at least 400 clips, 2048 by custom; for fewer see kvd and jedi. Variants must not be mixed.
@@ -30,7 +31,8 @@ SCRIPTED = WeightsFile("i3d_torchscript.pt", "https://github.com/universome/styl
 PRETRAINED = WeightsFile(
     "i3d_pretrained_400.pt", "https://github.com/wilson1yan/VideoGPT (fvd/fvd.py names the address)"
 )
-FILES = {"common-metrics": SCRIPTED, "videogpt": PRETRAINED, "cd-fvd": PRETRAINED}
+FILES = {"common-metrics": SCRIPTED, "videogpt": PRETRAINED, "tats": PRETRAINED, "cd-fvd": PRETRAINED}
+STRETCHED = ("tats", "cd-fvd")
 
 
 class Features:
@@ -54,7 +56,7 @@ class Features:
 def shown(frames_TCHW: Tensor, variant: str) -> Tensor:
     """Frames as a variant shows them to the network, in [-1, 1]."""
     pixels = frames_TCHW.float() / 255
-    if variant == "cd-fvd":
+    if variant in STRETCHED:
         return 2 * resized(pixels, (i3d.SIDE, i3d.SIDE)) - 1
     return 2 * cut(shorter_side(pixels, i3d.SIDE, up=True)) - 1
 
@@ -74,7 +76,7 @@ class Fvd(Metric):
         Reference.SET,
         Better.LOWER,
         variants=tuple(FILES),
-        files=(SCRIPTED, PRETRAINED),
+        own_files={name: (file,) for name, file in FILES.items()},
         frames=i3d.FRAMES,
         clips=2,
     )
