@@ -23,6 +23,7 @@ COMMANDS = {
     "distill": ("Model", "Prompts", "Method", "Videos", "Training", "Plan", "Run"),
     "evaluate": ("Folders", "Folders of videos", "Model", "Clips", "Measuring", "Output"),
     "sweep": ("Model", "Sweep"),
+    "attention": ("Model", "Attention"),
     "convert": ("Model", "Token worlds", "Diffusion models", "Output"),
     "record": (),
     "finetune": (),

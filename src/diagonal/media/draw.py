@@ -66,7 +66,7 @@ def save_plan(plan: Plan, path: str | Path, title: str) -> None:
     size = (gap + across * (cols * cell + gap), top + down * (rows * cell + gap) + 28)
     image = Image.new("RGB", (max(size[0], 420), size[1]), PAPER)
     draw = ImageDraw.Draw(image)
-    draw.text((gap, 12), title, fill=INK, font=_font(16))
+    draw.text((gap, 12), title, fill=INK, font=font(16))
     last = len(plan.steps) - 1
     for index, frame in enumerate(plan.times):
         block = colours(frame, last).repeat(cell, axis=0).repeat(cell, axis=1)
@@ -76,7 +76,7 @@ def save_plan(plan: Plan, path: str | Path, title: str) -> None:
         image.paste(Image.fromarray(block), (gap + column * (cols * cell + gap), top + row * (rows * cell + gap)))
     legend = colours(np.linspace(0, last, 200).astype(np.int64), last)[None].repeat(10, axis=0)
     image.paste(Image.fromarray(legend), (gap, size[1] - 22))
-    draw.text((gap + 210, size[1] - 26), f"step 0 to {last}", fill=INK, font=_font(13))
+    draw.text((gap + 210, size[1] - 26), f"step 0 to {last}", fill=INK, font=font(13))
     with atomic(path) as temporary:
         image.save(temporary, format="PNG")
 
@@ -103,7 +103,7 @@ def save_speed(cases: Sequence[Mapping[str, Any]], path: str | Path, title: str)
     ]
     image = Image.new("RGB", (960, 560), PAPER)
     draw, box = ImageDraw.Draw(image), (90, 60, 900, 480)
-    draw.text((16, 16), title, fill=INK, font=_font(18))
+    draw.text((16, 16), title, fill=INK, font=font(18))
     x_axis, y_axis = (_Axis.over([point[axis] for point in measured + floor]) for axis in (0, 1))
 
     def place(point: tuple[float, float]) -> tuple[float, float]:
@@ -112,23 +112,23 @@ def save_speed(cases: Sequence[Mapping[str, Any]], path: str | Path, title: str)
 
     draw.rectangle(box, outline=_GREY)
     for value in x_axis.ticks():
-        draw.text((place((value, y_axis.low))[0], box[3] + 8), f"{value:g}", fill=INK, font=_font(13), anchor="ma")
+        draw.text((place((value, y_axis.low))[0], box[3] + 8), f"{value:g}", fill=INK, font=font(13), anchor="ma")
     for value in y_axis.ticks():
         height = place((x_axis.low, value))[1]
         draw.line((box[0], height, box[2], height), fill=_GREY)
-        draw.text((box[0] - 8, height), f"{value:g}x", fill=INK, font=_font(13), anchor="rm")
-    draw.text(((box[0] + box[2]) / 2, 512), "steps", fill=INK, font=_font(14), anchor="ma")
+        draw.text((box[0] - 8, height), f"{value:g}x", fill=INK, font=font(13), anchor="rm")
+    draw.text(((box[0] + box[2]) / 2, 512), "steps", fill=INK, font=font(14), anchor="ma")
     draw.line([place(point) for point in floor], fill=_FLOOR, width=2)
     for point in floor:
         _dot(draw, place(point), 3, _FLOOR)
-    draw.text((place(floor[0])[0] + 10, place(floor[0])[1] - 4), "floor", fill=_FLOOR, font=_font(13), anchor="lb")
+    draw.text((place(floor[0])[0] + 10, place(floor[0])[1] - 4), "floor", fill=_FLOOR, font=font(13), anchor="lb")
     for case, point in zip(ordered, measured, strict=True):
         _dot(draw, place(point), 5, _POINT)
         right = x_axis.share(point[0]) > 0.5  # the label goes where there is room
         name = case["schedule"] + (f" {numbers(case)}" if several else "")
         label = f"{name}  {point[1]:.2f}x{'  derived' if case['derived'] else ''}"
         at = (place(point)[0] + (-10 if right else 10), place(point)[1] + 6)
-        draw.text(at, label, fill=INK, font=_font(13), anchor="ra" if right else "la")
+        draw.text(at, label, fill=INK, font=font(13), anchor="ra" if right else "la")
     with atomic(path) as temporary:
         image.save(temporary, format="PNG")
 
@@ -193,7 +193,7 @@ def save_panels(panels: Sequence[Panel], path: str | Path, title: str, across: i
     down = -(-len(panels) // across)
     image = Image.new("RGB", (min(across, len(panels)) * width, top + down * height + 24 * len(names)), PAPER)
     draw = ImageDraw.Draw(image)
-    draw.text((16, 14), title, fill=INK, font=_font(18))
+    draw.text((16, 14), title, fill=INK, font=font(18))
     for index, panel in enumerate(panels):
         row, column = divmod(index, across)
         left, above = column * width, top + row * height
@@ -201,7 +201,7 @@ def save_panels(panels: Sequence[Panel], path: str | Path, title: str, across: i
     for index, name in enumerate(names):
         line = top + down * height + 24 * index
         _dot(draw, (28, line + 9), 5, tuple(shades[name]))
-        draw.text((44, line), name, fill=INK, font=_font(14))
+        draw.text((44, line), name, fill=INK, font=font(14))
     with atomic(path) as temporary:
         image.save(temporary, format="PNG")
 
@@ -220,13 +220,13 @@ def _panel(draw: Any, panel: Panel, box: tuple[int, int, int, int], shades: Mapp
 
     draw.rectangle(box, outline=_GREY)
     for value in _ticks(x_low, x_high):
-        draw.text((place(value, y_low)[0], bottom + 6), f"{value:g}", fill=INK, font=_font(12), anchor="ma")
+        draw.text((place(value, y_low)[0], bottom + 6), f"{value:g}", fill=INK, font=font(12), anchor="ma")
     for value in _ticks(y_low, y_high):
         at = place(x_low, value)[1]
         draw.line((left, at, right, at), fill=_GREY)
-        draw.text((left - 6, at), f"{value:g}", fill=INK, font=_font(12), anchor="rm")
-    draw.text(((left + right) / 2, bottom + 24), panel.x, fill=INK, font=_font(13), anchor="ma")
-    draw.text((left, top - 6), panel.y, fill=INK, font=_font(13), anchor="lb")
+        draw.text((left - 6, at), f"{value:g}", fill=INK, font=font(12), anchor="rm")
+    draw.text(((left + right) / 2, bottom + 24), panel.x, fill=INK, font=font(13), anchor="ma")
+    draw.text((left, top - 6), panel.y, fill=INK, font=font(13), anchor="lb")
     for name, curve in panel.curves.items():
         shade = tuple(shades[name])
         if name not in panel.loose:
@@ -238,7 +238,7 @@ def _panel(draw: Any, panel: Panel, box: tuple[int, int, int, int], shades: Mapp
             x, y = place(point.x, point.y)
             late = x > (left + right) / 2  # the label goes where there is room
             draw.text(
-                (x - 7 if late else x + 7, y - 8), point.label, fill=INK, font=_font(12), anchor="rm" if late else "lm"
+                (x - 7 if late else x + 7, y - 8), point.label, fill=INK, font=font(12), anchor="rm" if late else "lm"
             )
 
 
@@ -268,7 +268,7 @@ def side_by_side(videos: Sequence[VideoArray], labels: Sequence[str]) -> VideoAr
     canvas = Image.new("RGB", (total + total % 2, height + band + (height + band) % 2), PAPER)
     draw = ImageDraw.Draw(canvas)
     for index, label in enumerate(labels):
-        draw.text((index * (width + gap) + 6, 7), label, fill=INK, font=_font(15))
+        draw.text((index * (width + gap) + 6, 7), label, fill=INK, font=font(15))
     result = np.repeat(np.asarray(canvas)[None], frames, axis=0)
     for index, video in enumerate(videos):
         left = index * (width + gap)
@@ -281,10 +281,10 @@ def stamp(frames: VideoArray, text: str) -> VideoArray:
     from PIL import Image, ImageDraw
 
     height, width = frames.shape[-3:-1]
-    font = _font(max(8, height // 24))
-    left, top, right, bottom = font.getbbox(text)
+    letters = font(max(8, height // 24))
+    left, top, right, bottom = letters.getbbox(text)
     label = Image.new("RGB", (int(right - left) + 6, int(bottom - top) + 6), PAPER)
-    ImageDraw.Draw(label).text((3 - left, 3 - top), text, fill=INK, font=font)
+    ImageDraw.Draw(label).text((3 - left, 3 - top), text, fill=INK, font=letters)
     pixels = np.asarray(label)[:height, :width]
     marked = frames.copy()
     marked[..., height - len(pixels) :, : pixels.shape[1], :] = pixels
@@ -304,7 +304,8 @@ def test_card(height: int, width: int) -> VideoArray:
     return picture.astype(np.uint8)[None]
 
 
-def _font(size: int) -> Any:
+def font(size: int) -> Any:
+    """The font of all pictures."""
     from PIL import ImageFont
 
     return ImageFont.load_default(size)
