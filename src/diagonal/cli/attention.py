@@ -168,12 +168,10 @@ def _print(content: Mapping[str, Any], folder: Path | None) -> None:
     strongest = ", ".join(f"{offset} ({share:.1%})" for offset, share in content["strongest_offsets"][:6])
     named = ", ".join(f"{name} {offset}" for name, offset in content["diagonals"].items())
     out.print(f"\nstrongest offsets before a cell: {strongest}; {named}\n", markup=False)
-    columns = ("decoded", "masked", "missed", "stand-in")
-    table = Table("schedule", *columns, box=None, padding=(0, 2, 0, 0))
-    for column in table.columns:
-        column.no_wrap = True
+    table = Table("schedule", "decoded", "masked", "missed", "stand-in", box=None, padding=(0, 2, 0, 0))
     for name, parts in content["schedules"].items():
-        table.add_row(name, *(_share(parts[column], content["clips"]) for column in columns))
+        decoded, masked, stood_in = (f"{parts[part]['mean']:.1%}" for part in ("decoded", "masked", "stand-in"))
+        table.add_row(name, decoded, masked, _share(parts["missed"], content["clips"]), stood_in)
     out.print(table)
     out.print(
         f"frame {content['frame']} of {content['clips']} clips, {content['known']} frames known to the schedules; "

@@ -14,14 +14,25 @@ from diagonal.media.draw import INK, PAPER, colours, font
 from diagonal.media.files import atomic, check_target
 from diagonal.media.video import VideoArray
 from diagonal.planning.grid import IntArray
+from diagonal.planning.plan import Entries, Plan
 
 Map = npt.NDArray[np.float32]  # (queries, keys)
 
 WIDE, SMALL, ACROSS = 1120, 200, 5  # pixels of the large map and of one of a layer, and layers in a row
 EDGE, TOP, TICK = 24, 96, 16
-BRIGHT = 0.995  # the share of a map that is darker than its brightest colour
 MARKS = ((255, 120, 90), (120, 200, 255), (255, 255, 255))
 LINE = (110, 110, 120)
+
+GIVEN, DECODED, STAND_IN, MASKED, LATER = range(5)  # of a query and a key: see `mask_of`
+KINDS = {
+    "a given token, seen": (70, 130, 200),
+    "a decoded token, seen": (110, 200, 90),
+    "a stand-in, seen": (250, 228, 60),
+    "masked: raster sees it": (120, 44, 66),
+    "later, or a stand-in that is replaced": (38, 38, 44),
+}
+MOST = 512  # entries whose mask can still be read
+SIDE, STRIP = 980, 8  # pixels of a mask, and of the strip of steps beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +86,8 @@ def _pixels(values: Map, enlarged: int, shrunk: int) -> VideoArray:
         whole = np.zeros((rows, cols), values.dtype)
         whole[: values.shape[0], : values.shape[1]] = values
         values = whole.reshape(rows // shrunk, shrunk, cols // shrunk, shrunk).max((1, 3))
-    top = float(np.quantile(values, BRIGHT)) or float(values.max()) or 1.0
+    # The brightest colour is for as many values as there are rows: one diagonal.
+    top = float(np.quantile(values, 1 - 1 / values.shape[1])) or float(values.max()) or 1.0
     levels = np.round(255 * np.sqrt(np.clip(values / top, 0, 1))).astype(np.int64)
     found = colours(levels, 255)
     found[values == 0] = PAPER  # what a query cannot see has exactly nothing
@@ -100,3 +112,65 @@ def _edges(draw: Any, diagonals: Diagonals, shape: tuple[int, ...], scale: float
         end = EDGE + float(diagonals.cells_Q[-1] + 1 - offset - diagonals.first) * scale
         if end <= right:
             draw.line((end + 2, bottom + 2, end + TICK, bottom + TICK), fill=colour, width=3)
+
+
+def mask_of(plan: Plan) -> tuple[IntArray, IntArray]:
+    """What each entry of a plan is to each other one, (queries, keys), of KINDS by number; and the order they stand in:
+    by position, a stand-in behind the token that replaces it."""
+    entries = plan.entries
+    stand_in = entries.read != entries.position
+    order = np.lexsort((stand_in, entries.position))
+    given = _given(plan, entries)
+    key = np.where(stand_in, STAND_IN, np.where(given, GIVEN, DECODED))
+    before = entries.position[None, :] <= entries.position[:, None]
+    hidden = np.where(before & ~stand_in[None, :], MASKED, LATER)
+    kinds = np.where(entries.visible(), key[None, :], hidden)
+    return kinds[np.ix_(order, order)], order
+
+
+def _given(plan: Plan, entries: Entries) -> npt.NDArray[np.bool_]:
+    decoded = np.zeros(plan.layout.length, dtype=bool)
+    decoded[plan.layout.positions()[plan.known :]] = True
+    for frame in range(plan.acts, plan.layout.grid.frames - 1):
+        decoded[plan.layout.after(frame)] = True
+    found: npt.NDArray[np.bool_] = ~decoded[entries.position]
+    return found
+
+
+def save_mask(plan: Plan, path: str | Path, title: str) -> None:
+    """A PNG of the attention mask of training under a plan: rows are queries, columns keys, all entries by position.
+    The strips beside it have the colours of the wave: when each is fed."""
+    from PIL import Image, ImageDraw
+
+    check_target(path, ".png")
+    count = len(plan.entries)
+    if count > MOST:
+        raise ValueError(
+            f"the mask of this plan has {count} queries and keys; up to {MOST} can be read: take a smaller --grid, "
+            "such as 2x4x6"
+        )
+    kinds, order = mask_of(plan)
+    cell = max(1, min(18, SIDE // count))
+    edge = EDGE + STRIP + 4
+    side, top = count * cell, 48 + STRIP + 4
+    image = Image.new("RGB", (max(640, edge + side + EDGE), top + side + 16 + 26 * (len(KINDS) + 1)), PAPER)
+    draw = ImageDraw.Draw(image)
+    draw.text((EDGE, 14), title, fill=INK, font=font(16))
+    block = np.array(list(KINDS.values()), np.uint8)[kinds].repeat(cell, 0).repeat(cell, 1)
+    if cell > 4:
+        block[::cell], block[:, ::cell] = PAPER, PAPER
+    image.paste(Image.fromarray(block), (edge, top))
+    last = len(plan.steps) - 1
+    fed = colours(plan.entries.fed[order], last).repeat(cell, 0)
+    image.paste(Image.fromarray(fed[:, None].repeat(STRIP, 1)), (EDGE, top))
+    image.paste(Image.fromarray(fed[None].repeat(STRIP, 0)), (edge, 48))
+    for index, (name, colour) in enumerate(KINDS.items()):
+        line = top + side + 16 + 26 * index
+        draw.rectangle((EDGE, line + 2, EDGE + 14, line + 16), fill=colour)
+        draw.text((EDGE + 26, line), name, fill=INK, font=font(14))
+    line = top + side + 16 + 26 * len(KINDS)
+    scale = colours(np.linspace(0, last, 120).astype(np.int64), last)[None].repeat(12, 0)
+    image.paste(Image.fromarray(scale), (EDGE, line + 3))
+    draw.text((EDGE + 132, line), f"strips: fed in step 0 to {last}", fill=INK, font=font(14))
+    with atomic(path) as temporary:
+        image.save(temporary, format="PNG")
