@@ -24,6 +24,7 @@ COMMANDS = {
     "evaluate": ("Folders", "Folders of videos", "Model", "Clips", "Measuring", "Output"),
     "sweep": ("Model", "Sweep"),
     "attention": ("Model", "Attention"),
+    "compare": ("Making the page", "Counting votes", "Output"),
     "convert": ("Model", "Token worlds", "Diffusion models", "Output"),
     "record": (),
     "finetune": (),

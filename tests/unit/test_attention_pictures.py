@@ -66,7 +66,7 @@ def test_a_map_is_bright_where_attention_is_and_empty_where_none_can_be(tmp_path
         layers[:, row, :cell] = 1e-4
         layers[:, row, cell - 16] = 0.9
     where = attention.Diagonals(cells, first, {"frame 0": 0, "frame 1": int(cells[0])}, {"above": 16})
-    attention.save_map(layers, where, tmp_path / "map.png", "a map")
+    attention.save_map(list(layers), where, tmp_path / "map.png", "a map")
     with Image.open(tmp_path / "map.png") as image:
         pixels = np.asarray(image)
     wide = 52 * scale - first

@@ -41,6 +41,7 @@ COMMANDS = (
     "evaluate",
     "sweep",
     "attention",
+    "compare",
     "bench",
 )
 
