@@ -174,12 +174,13 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Curves by name over the same two axes; the points of `loose` ones are not connected."""
+    """Curves by name over the same two axes; the points of `loose` ones are not connected. `log`: x in logarithms."""
 
     x: str
     y: str
     curves: Mapping[str, Sequence[Point]]
     loose: tuple[str, ...] = ()
+    log: bool = False
 
 
 def save_panels(panels: Sequence[Panel], path: str | Path, title: str, across: int = 2) -> None:
@@ -211,18 +212,17 @@ def _panel(draw: Any, panel: Panel, box: tuple[int, int, int, int], shades: Mapp
     ends = [one for point in points for one in (point.y, point.low, point.high) if one is not None]
     (x_low, x_high), (y_low, y_high) = _room([point.x for point in points]), _room(ends)
     left, top, right, bottom = box
+    x_axis = _Axis.over([point.x for point in points]) if panel.log else None
 
     def place(x: float, y: float) -> tuple[float, float]:
-        return (
-            left + (x - x_low) / (x_high - x_low) * (right - left),
-            bottom - (y - y_low) / (y_high - y_low) * (bottom - top),
-        )
+        along = (x - x_low) / (x_high - x_low) if x_axis is None else x_axis.share(x)
+        return left + along * (right - left), bottom - (y - y_low) / (y_high - y_low) * (bottom - top)
 
     draw.rectangle(box, outline=_GREY)
-    for value in _ticks(x_low, x_high):
+    for value in _ticks(x_low, x_high) if x_axis is None else x_axis.ticks():
         draw.text((place(value, y_low)[0], bottom + 6), f"{value:g}", fill=INK, font=font(12), anchor="ma")
     for value in _ticks(y_low, y_high):
-        at = place(x_low, value)[1]
+        at = place(x_low if x_axis is None else x_axis.low, value)[1]
         draw.line((left, at, right, at), fill=_GREY)
         draw.text((left - 6, at), f"{value:g}", fill=INK, font=font(12), anchor="rm")
     draw.text(((left + right) / 2, bottom + 24), panel.x, fill=INK, font=font(13), anchor="ma")
@@ -235,11 +235,34 @@ def _panel(draw: Any, panel: Panel, box: tuple[int, int, int, int], shades: Mapp
             if point.low is not None and point.high is not None:
                 draw.line((*place(point.x, point.low), *place(point.x, point.high)), fill=shade)
             _dot(draw, place(point.x, point.y), 3, shade)
-            x, y = place(point.x, point.y)
-            late = x > (left + right) / 2  # the label goes where there is room
-            draw.text(
-                (x - 7 if late else x + 7, y - 8), point.label, fill=INK, font=font(12), anchor="rm" if late else "lm"
-            )
+    _labels(draw, [(*place(point.x, point.y), point.label) for point in points], box)
+
+
+def _labels(draw: Any, marks: Sequence[tuple[float, float, str]], box: tuple[int, int, int, int]) -> None:
+    """Each label beside its mark, where it covers least of the other labels and marks, within the box if it can."""
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y, _ in marks]
+    left, top, right, bottom = box
+    for x, y, text in marks:
+        late = x > (left + right) / 2  # first the side where there is room
+        sides = [(-8, "rm"), (8, "lm")] if late else [(8, "lm"), (-8, "rm")]
+        places = [(x + dx, y + dy, anchor) for dy in (-8, 8, -20, 20) for dx, anchor in sides]
+        places += [(x, y + dy, "mm") for dy in (-16, 16, -30, 30)]
+
+        def cost(at: tuple[float, float, str], text: str = text) -> float:
+            found = draw.textbbox(at[:2], text, font=font(12), anchor=at[2])
+            outside = max(0, left - found[0], found[2] - right, top - found[1], found[3] - bottom)
+            return 100 * outside + sum(_overlap(found, one) for one in taken)
+
+        best = min(places, key=cost)
+        if text:
+            taken.append(draw.textbbox(best[:2], text, font=font(12), anchor=best[2]))
+            draw.text(best[:2], text, fill=INK, font=font(12), anchor=best[2])
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
+    """The area that two boxes share."""
+    across, down = (min(one[i + 2], other[i + 2]) - max(one[i], other[i]) for i in (0, 1))
+    return max(0.0, across) * max(0.0, down)
 
 
 def _room(values: Sequence[float]) -> tuple[float, float]:
