@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from diagonal.worlds import captions, vizdoom
@@ -101,3 +103,30 @@ def test_a_real_recording_with_captions(tmp_path: Path) -> None:
     assert all("corridor" in example for example in vizdoom.examples(planned))
     with pytest.raises(ValueError, match=r"of another recording .*captions 1"):
         vizdoom.check_folder(vizdoom.shards("deadly_corridor", 200, 0, tmp_path, 100))
+
+
+@given(
+    scenario=st.sampled_from(list(captions.PLACES)),
+    motions=st.lists(st.integers(0, len(captions.MOTIONS) - 1), min_size=1, max_size=captions.PHASES),
+    things=st.lists(st.sampled_from(THINGS), max_size=captions.TOLD, unique=True),
+    seed=st.integers(0, 1000),
+)
+def test_a_caption_is_understood_as_the_facts_that_it_was_made_of(
+    scenario: str, motions: list[int], things: list[str], seed: int
+) -> None:
+    facts = captions.Facts(scenario, tuple(motions), tuple(things))
+    assert captions.understood(captions.caption(facts, seed)) == facts
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a cat on a skateboard", "it names none of the places: a stone maze, a dark maze"),
+        ("walking in a stone maze, then dancing", "'dancing' is none of the motions"),
+        ("a stone maze", "'a stone maze' is none of the motions"),
+        ("walking in a stone maze with a cat", "it says more than captions do"),
+    ],
+)
+def test_what_is_no_caption_is_not_understood(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        captions.understood(text)

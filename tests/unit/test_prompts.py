@@ -11,7 +11,8 @@ from torch import Tensor
 
 from diagonal.text import encoders as text
 from diagonal.text.encoders import ENCODERS, embed, prepare
-from diagonal.training.data.prompts import LONGEST, FilePrompts, read
+from diagonal.text.prompt_files import LONGEST, prompts
+from diagonal.training.data.prompts import FilePrompts, read
 
 HASH = ENCODERS["hash"]
 
@@ -44,6 +45,13 @@ def test_vidprom_is_a_csv_with_the_column_prompt(tmp_path: Path) -> None:
     assert (found.blank, found.repeated) == (1, 1)
 
 
+def test_vbench_is_a_json_list_in_its_own_order(tmp_path: Path) -> None:
+    entries = '[{"prompt_en": "b, front view", "dimension": ["color"]}, {"prompt_en": "a"}, {"prompt_en": "a"}]'
+    assert prompts(written(tmp_path, entries, "VBench_full_info.json")) == ["b, front view", "a"]
+    assert prompts(written(tmp_path, '["z", "y"]', "list.json")) == ["z", "y"]
+    assert prompts(written(tmp_path, "b\n\na\nb\n")) == ["b", "a"]
+
+
 @pytest.mark.parametrize(
     ("content", "name", "words"),
     [
@@ -55,6 +63,9 @@ def test_vidprom_is_a_csv_with_the_column_prompt(tmp_path: Path) -> None:
         (b"a caf\xe9\n", "p.txt", "not UTF-8"),
         (b"prompt\na caf\xe9\n", "p.csv", "not UTF-8"),
         ('prompt\n"a cat\n', "p.csv", "is no CSV file"),
+        ("[1, 2", "p.json", "is no JSON file"),
+        ('[{"prompt": "a cat"}]', "p.json", "entry 1: neither a text nor an object with 'prompt_en'"),
+        ("[]", "p.json", "holds no prompt"),
         ("a cat\n" + "x" * (LONGEST + 1), "p.txt", rf"line 2: a prompt of {LONGEST + 1} characters; {LONGEST} are"),
     ],
 )

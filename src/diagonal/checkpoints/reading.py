@@ -1,6 +1,6 @@
 """Reads checkpoints without ever running code from a file.
 
-Accepted: safetensors (a file, or a folder with one or several shards), PyTorch `.ckpt/.bin/.pt/.pth` through
+Accepted: safetensors (a file, or a folder with one or several shards), PyTorch `.ckpt/.bin/.pt/.pth/.pth.tar` through
 `torch.load(weights_only=True)`; a Lightning `.ckpt` that this refuses, and TorchScript (`.jit`, or `.pt` by what is in
 it), through `pickles`.
 """
@@ -64,7 +64,7 @@ def _lightning(path: Path) -> bool:
 
 
 def _read_file(path: Path, part: str | None) -> State:
-    if path.suffix in PICKLED and not _scripted(path):
+    if path.name.endswith(PICKLED) and not _scripted(path):
         return _read_pickled(path, part)
     if part is not None:
         raise ValueError(f"{path} has no part {part!r}: only {', '.join(PICKLED)} files have parts")

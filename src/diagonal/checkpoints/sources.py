@@ -11,7 +11,7 @@ from diagonal.checkpoints.state import some
 RANDOM = "random"  # weights that nobody trained
 EMBEDDED = "embedded"  # weights that the package ships
 ASSETS = Path(__file__).parents[1] / "assets"
-PICKLED = (".ckpt", ".bin", ".pt", ".pth")
+PICKLED = (".ckpt", ".bin", ".pt", ".pth", ".pth.tar")
 SCRIPTED = ".jit"
 READABLE = (".safetensors", *PICKLED, SCRIPTED)
 HALVES = {f"encoder{SCRIPTED}", f"decoder{SCRIPTED}"}  # of a tokenizer; a third file beside them holds both again
@@ -61,7 +61,7 @@ def check_free(folder: Path) -> None:
 def files(path: Path) -> list[Path]:
     """The files that make up a checkpoint: itself, or those of a folder that belong together."""
     if path.is_file():
-        if path.suffix not in READABLE:
+        if not path.name.endswith(READABLE):
             raise ValueError(f"{path} is no checkpoint: its name must end in {', '.join(READABLE)}")
         return [path]
     for suffix in READABLE:

@@ -97,18 +97,28 @@ def evaluate(
     if scored.folders:
         others = given(source, held_out, compared)
         refuse({name: others[name] for name in others.keys() - {"lpips", "device"}}, "folders of videos")
-        evaluate_folders(scored.folders, videos, Run(compared.device, compared.lpips, output.out_path, output.as_json))
+        evaluate_folders(scored.folders, videos, _run(videos, compared, output))
         return
     orders = [Order.of(spec) for spec in compared.schedule or DEFAULT]
     if videos.metrics is not None:
         options = given(videos, held_out, compared)
         refuse({name: options[name] for name in options if name in WITHOUT_METRICS}, "--metrics of a world")
         clips = Clips(held_out.data, held_out.clips, held_out.context, held_out.frames, held_out.choice or 0)
-        run = Run(compared.device, compared.lpips, output.out_path, output.as_json)
-        evaluate_model(source, orders, clips, videos, run)
+        evaluate_model(source, orders, clips, videos, _run(videos, compared, output))
         return
     refuse(given(videos), "a world without --metrics")
     _evaluate_doom(source, orders, held_out, compared, output)
+
+
+def _run(videos: Videos, compared: Compared, output: Output) -> Run:
+    return Run(
+        device=compared.device,
+        lpips=compared.lpips,
+        out=output.out_path,
+        as_json=output.as_json,
+        vbench=videos.vbench,
+        vbench_info=videos.vbench_info,
+    )
 
 
 def _evaluate_doom(

@@ -15,6 +15,7 @@ from diagonal.cli import out, print_json, progress_bar
 if TYPE_CHECKING:
     from diagonal.evaluation.metrics import Setting
     from diagonal.evaluation.scores import Job
+    from diagonal.evaluation.vbench_itself import Environment
 
 ALONE = "temporal_flickering,spatial_information,temporal_information,drift"
 WITH_TRUTH = "psnr,ssim"
@@ -43,9 +44,24 @@ class Videos:
     ] = None
     metric_weights: Annotated[
         list[str] | None,
-        typer.Option(help="Folder with files of weights, or NAME=PATH of one, by published names; may be repeated."),
+        typer.Option(
+            help="Folder (or hub id) with files of weights, or NAME=PATH of one, by published names; may be repeated."
+        ),
     ] = None
     first: Annotated[int | None, typer.Option(min=1, help="Only so many frames of each video.")] = None
+    vbench: Annotated[
+        Path | None, typer.Option(help="Python of an environment with VBench, which scores the folders too.")
+    ] = None
+    vbench_info: Annotated[
+        Path | None,
+        typer.Option(help="Its VBench_full_info.json: all sixteen dimensions, of videos with its prompts as names."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.vbench_info is not None and self.vbench is None:
+            raise ValueError(f"--vbench-info {self.vbench_info} needs --vbench: the Python of VBench's environment")
+        if self.vbench is not None and self.first is not None:
+            raise ValueError(f"--first {self.first} cannot go with --vbench, which looks at whole files")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +72,18 @@ class Run:
     lpips: Path | None
     out: Path | None
     as_json: bool
+    vbench: Path | None = None
+    vbench_info: Path | None = None
+
+    def environment(self) -> Environment | None:
+        """VBench's own, where it is asked for."""
+        from diagonal.evaluation.vbench_itself import Environment
+
+        if self.vbench is None:
+            return None
+        if self.out is None:
+            raise ValueError("--vbench needs --out, a folder for what it writes")
+        return Environment(self.vbench, self.out, self.vbench_info, self.device)
 
 
 def evaluate_folders(paths: Sequence[Path], videos: Videos, run: Run) -> None:
@@ -64,8 +92,9 @@ def evaluate_folders(paths: Sequence[Path], videos: Videos, run: Run) -> None:
     content = work(job, run, {})
     if run.as_json:
         print_json(content)
-    else:
-        show(job, run.out)
+        return
+    show(job, run.out)
+    show_vbench(content.get("vbench", {}))
 
 
 def as_job(paths: Sequence[Path], videos: Videos, run: Run) -> Job:
@@ -90,6 +119,10 @@ def work(job: Job, run: Run, extra: Mapping[str, Any]) -> dict[str, Any]:
     from diagonal.evaluation.score_tables import content, write
     from diagonal.evaluation.scores import score
 
+    environment = run.environment()
+    if environment is not None:
+        environment.check(job.folders)
+        extra = {**extra, "vbench": _vbench(job, environment)}
     with progress_bar("videos") as progress:
         task = progress.add_task("scoring", total=job.looks, note="")
         for note in score(job):
@@ -97,6 +130,22 @@ def work(job: Job, run: Run, extra: Mapping[str, Any]) -> dict[str, Any]:
     if run.out is not None:
         write(job, run.out, extra)
     return content(job, extra)
+
+
+def _vbench(job: Job, environment: Environment) -> dict[str, Any]:
+    """What VBench says of each folder, with a progress bar."""
+    from diagonal.evaluation.vbench_itself import Scored, run
+
+    found = {}
+    with progress_bar("dimensions") as progress:
+        total = len(job.folders) * len(environment.dimensions)
+        task = progress.add_task("VBench", total=total, note=environment.dimensions[0])
+        for done in run(environment, job.folders):
+            if isinstance(done, Scored):
+                found[done.folder] = done.content()
+            else:
+                progress.update(task, advance=1, note=f"{done[0]} {done[1]}")
+    return found
 
 
 def chosen(text: str | None, truth: bool) -> list[str]:
@@ -116,24 +165,43 @@ def chosen(text: str | None, truth: bool) -> list[str]:
 
 
 def _setting(given: Sequence[str], run: Run) -> Setting:
+    """Where files of weights are: by name, in a folder, or in a repository of the hub."""
+    from diagonal.checkpoints import locate
     from diagonal.evaluation.metrics import Setting
     from diagonal.evaluation.metrics.lpips import WEIGHTS
 
     folder: Path | None = None
     files = {} if run.lpips is None else {WEIGHTS.name: run.lpips}
     for text in given:
-        name, equals, path = text.partition("=")
+        name, equals, source = text.rpartition("=") if not Path(text).exists() else ("", "", text)
+        try:
+            path = locate(source)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"--metric-weights {text}: {error}") from error
         if equals:
-            if not Path(path).is_file():
-                raise FileNotFoundError(f"--metric-weights {text}: there is no file {path}")
-            files[name] = Path(path)
+            if not path.is_file():
+                raise IsADirectoryError(f"--metric-weights {text}: {source} is a folder; {name} is one file")
+            files[name] = path
+        elif not path.is_dir():
+            raise NotADirectoryError(f"--metric-weights {text} is one file; say which: NAME={text}")
         elif folder is not None:
             raise ValueError(f"--metric-weights names two folders, {folder} and {text}; put the files into one")
-        elif not Path(text).is_dir():
-            raise NotADirectoryError(f"--metric-weights {text} is neither a folder nor NAME=PATH")
         else:
-            folder = Path(text)
+            folder = path
+    _check_names(files)
     return Setting(folder=folder, files=files, device=run.device)
+
+
+def _check_names(files: Mapping[str, Path]) -> None:
+    """Refuse names that no metric asks for: they would have no effect."""
+    from diagonal.evaluation import metrics
+
+    abouts = [metrics.find(name)[0].about for name in metrics.names()]
+    known = sorted(
+        {file.name for about in abouts for variant in about.variants or ("",) for file in about.needs(variant)}
+    )
+    for name in files.keys() - set(known):
+        raise ValueError(f"--metric-weights {name}=...: no metric asks for {name}; they ask for {', '.join(known)}")
 
 
 def show(job: Job, folder: Path | None) -> None:
@@ -154,3 +222,19 @@ def show(job: Job, folder: Path | None) -> None:
     out.print(f"{len(job.folders[0].videos)} videos{real}; intervals are 95 %, over clips", markup=False)
     if folder is not None:
         out.print(f"scores.json, scores.md and sheet.png in {folder}", markup=False)
+
+
+def show_vbench(found: Mapping[str, Any]) -> None:
+    """VBench's own table: a row for each dimension, and the totals where all sixteen are there."""
+    if not found:
+        return
+    table = Table("VBench", *found, box=None, padding=(0, 2, 0, 0))
+    for dimension in next(iter(found.values()))["scores"]:
+        table.add_row(dimension, *(f"{one['scores'][dimension]:.4f}" for one in found.values()))
+    for total in ("quality", "semantic", "total"):
+        if all(one["totals"] for one in found.values()):
+            table.add_row(total, *(f"{one['totals'][total]:.4f}" for one in found.values()))
+    out.print(table)
+    missing = next(iter(found.values()))["missing"]
+    if missing:
+        out.print(f"no totals: {', '.join(missing)} were not scored", markup=False)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from diagonal.cli import load_world, out, print_json, progress_bar
-from diagonal.cli.evaluate_folders import Run, Videos, as_job, show, work
+from diagonal.cli.evaluate_folders import Run, Videos, as_job, show, show_vbench, work
 from diagonal.cli.options import Computing, WorldSource
 
 if TYPE_CHECKING:
@@ -38,18 +38,20 @@ def evaluate_model(source: WorldSource, orders: Sequence[Order], clips: Clips, v
         print_json(content)
         return
     _print_speed(content["speed"])
+    show_vbench(content.get("vbench", {}))
 
 
 def evaluated(source: WorldSource, orders: Sequence[Order], clips: Clips, videos: Videos, run: Run) -> dict[str, Any]:
     """The same as JSON takes it; scores are shown unless that is what is printed."""
-    from diagonal.evaluation.generated import REAL, check_run, folder_of, make
+    from diagonal.evaluation.generated import REAL, folder_of, make
+    from diagonal.evaluation.manifest import check_run
 
     if clips.data is None or run.out is None:
         raise ValueError("--data, a folder of clips, and --out, a folder for videos and scores, are needed")
     planned(source, orders, clips)
     run.out.mkdir(parents=True, exist_ok=True)
     asked = _asked(source, clips, run)
-    check_run(asked, run.out)
+    check_run(run.out, asked.facts())
     with progress_bar("videos") as progress:
         task = progress.add_task(source.model, total=(1 + len(orders)) * len(asked.entries), note="")
         for note in make(asked, orders, run.out):

@@ -13,8 +13,9 @@ import typer
 from rich.table import Table
 
 from diagonal.cli import app, err, out, print_json, progress_bar, remark_random
-from diagonal.cli.options import Computing, Fitting, Json, chosen, flat
+from diagonal.cli.options import Computing, Fitting, Json, chosen, flat, given, refuse
 from diagonal.cli.prompts import check_computing, check_is_text
+from diagonal.cli.video_prompts import Many
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from diagonal.generation.video import VideoModel
     from diagonal.media.video import VideoArray
     from diagonal.planning.presets import Preset
+
+WITH_PROMPTS = ("prompts", "each", "negative_prompt")  # of Shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,13 @@ class Shown:
     panel: ClassVar[str] = "Prompt"
 
     prompt: Annotated[str | None, typer.Option(help="What is to be seen.")] = None
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of prompts, a video each: one a line, VidProM's .csv, VBench's .json; --out: a folder."
+        ),
+    ] = None
+    each: Annotated[int | None, typer.Option(min=1, help="Videos of each of --prompts. Default: 1; VBench: 5.")] = None
     prompt_embeds: Annotated[
         Path | None, typer.Option("--prompt-embeds", "--text-embeds", help="Its embeddings instead, from a file.")
     ] = None
@@ -76,8 +86,13 @@ class Shown:
     def __post_init__(self) -> None:
         if self.image is not None and self.video is not None:
             raise ValueError("--image and --video both say what to begin with; give one")
-        if self.prompt is None and self.prompt_embeds is None:
-            raise ValueError("--prompt is needed: what is to be seen; or --prompt-embeds, a file")
+        if self.prompts is not None:
+            others = {name: option for name, option in given(self).items() if name not in WITH_PROMPTS}
+            refuse(others, "--prompts, a file of many")
+        elif self.each is not None:
+            raise ValueError(f"--each {self.each} needs --prompts, a file of them")
+        elif self.prompt is None and self.prompt_embeds is None:
+            raise ValueError("--prompt is needed: what is to be seen; or --prompt-embeds, a file; or --prompts, many")
         if self.prompt_frames is not None and self.video is None:
             raise ValueError(f"--prompt-frames {self.prompt_frames} needs --video: it says how much of it is used")
         for option, text in (("--prompt", self.prompt), ("--negative-prompt", self.negative_prompt)):
@@ -186,10 +201,12 @@ def video(
     # All that can be refused is refused before a large model is loaded.
     name, source = origin.model, origin.source()
     variant = diffusion_variant(find("models", name), name)
-    check_target(output.out_path)
+    many = None if shown.prompts is None else Many.of(shown.prompts, shown.each or 1, drawn.seed or 0, output.out_path)
+    if many is None:
+        check_target(output.out_path)
     usual = size.height or variant.size[0], size.width or variant.size[1]
     request = Request(
-        prompt=shown.prompt,
+        prompt=shown.prompt if many is None else many.prompts[0],
         prompt_embeds=_embeds(shown.prompt_embeds),
         prompt_at=_prompts(shown.prompt_at or ()),
         num_frames=size.frames or variant.frames,
@@ -200,6 +217,10 @@ def video(
         **chosen(output, "decoder", "capture") | _preset(denoising.preset),
     )
     _check(name, variant, source, computing, request)
+    if many is not None:
+        many.check(variant, source)
+        many.make(load_video(name, source, computing), request, output.scale or 1, output.as_json)
+        return
     model = load_video(name, source, computing)
     session = model.stream(request)
     asked = size.height or size.width  # who says how large it is gets just that

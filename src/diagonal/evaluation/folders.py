@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 
 import torch
 
+from diagonal.evaluation import manifest
+from diagonal.evaluation.manifest import Note
 from diagonal.evaluation.metrics import Video
 from diagonal.media.video import VIDEOS, Header, header, read
 
@@ -28,6 +30,7 @@ class VideoFile:
     path: Path
     header: Header
     frames: int | None = None  # only the first ones; None: all
+    note: Note = field(default_factory=Note)
 
     @cached_property
     def sha256(self) -> str:
@@ -46,7 +49,11 @@ class VideoFile:
         frames = read(self.path, self.frames)
         if self.frames is not None and len(frames) < self.frames:
             raise ValueError(f"{self.path} has {len(frames)} frames; {self.frames} are asked for")
-        return Video(torch.from_numpy(frames).permute(0, 3, 1, 2).contiguous(), self.header.fps, self.path)
+        actions = self.note.actions
+        if self.frames is not None and actions is not None:
+            actions = actions[: self.frames - 1]
+        pixels = torch.from_numpy(frames).permute(0, 3, 1, 2).contiguous()
+        return Video(pixels, self.header.fps, self.path, self.note.prompt, actions)
 
 
 @dataclass(frozen=True)
@@ -61,13 +68,14 @@ class Folder:
         """The videos that lie in a folder; those deeper inside do not count."""
         if not path.is_dir():
             raise NotADirectoryError(f"{path} is no folder of videos")
+        notes = manifest.read(path)
         found: dict[str, VideoFile] = {}
         for file in sorted(path.iterdir()):
             if file.suffix.lower() not in VIDEOS or file.name.startswith("."):
                 continue
             if file.stem in found:
                 raise ValueError(f"{path} has two videos called {file.stem}: which one is meant is unclear")
-            video = VideoFile(file, header(file), frames)
+            video = VideoFile(file, header(file), frames, notes.get(file.stem) or manifest.named(file.stem))
             if frames is not None and video.length is not None and video.length < frames:
                 raise ValueError(f"{file} has {video.length} frames; {frames} are asked for")
             found[file.stem] = video

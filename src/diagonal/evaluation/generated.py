@@ -5,6 +5,8 @@
     OUT/videos/real           the true frames behind the prompts
     OUT/videos/<schedule>     what the model made of the same prompts; times.json: calls and seconds of each
 
+Where actions have names, manifest.json beside the videos has those between the frames of each.
+
 A video that is there is not made again. Videos are lossless, so that scores are those of the frames.
 """
 
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from diagonal.evaluation import manifest
 from diagonal.evaluation.selections import Entry, load
 from diagonal.generation.snapshot import fingerprint
 from diagonal.generation.world import World
@@ -57,22 +60,6 @@ def folder_of(out: Path, order: Order | None) -> Path:
     return out / "videos" / name
 
 
-def check_run(asked: Continuation, out: Path) -> None:
-    """Note what a run is, or refuse to mix it with another one."""
-    place, facts = out / "run.json", asked.facts()
-    if place.exists():
-        other = json.loads(place.read_text())
-        for name, value in facts.items():
-            if other.get(name) != value:
-                raise ValueError(
-                    f"{out} holds videos of another run, where {name} was {other.get(name)}, not {value}: "
-                    "name another --out"
-                )
-        return
-    with atomic(place) as temporary:
-        temporary.write_text(json.dumps(facts, indent=1) + "\n")
-
-
 def make(asked: Continuation, orders: Sequence[Order], out: Path) -> Iterator[str]:
     """Make all videos that are not there yet. Yields the name of each that is."""
     for order in (None, *orders):
@@ -93,6 +80,7 @@ def _make(asked: Continuation, order: Order | None, number: int, target: Path) -
     if order is None:
         with writer(target, world.variant.fps, lossless=True) as file:
             file.write(true)
+        _note_actions(asked, footage.actions, target)
         return
     actions = None if footage.actions is None or not world.variant.config.suffix else footage.actions[:-1]
     stream = world.stream(prompt, actions, frames=len(true), schedule=order, seed=asked.seed + number)
@@ -102,7 +90,15 @@ def _make(asked: Continuation, order: Order | None, number: int, target: Path) -
             file.write(piece.frames)
             calls += piece.calls
         seconds = time.perf_counter() - start
+    _note_actions(asked, footage.actions, target)
     note_times(target.parent, target.stem, {"calls": calls, "seconds": seconds, "frames": len(true)})
+
+
+def _note_actions(asked: Continuation, actions: Sequence[Any] | None, target: Path) -> None:
+    """Keep the actions between the frames of a video, which begin behind the prompt, where actions have names."""
+    between = [] if actions is None else list(actions)[asked.context : -1]
+    if between and all(isinstance(action, str) for action in between):
+        manifest.add(target.parent, target.stem, {"actions": between})
 
 
 def fitted(frames: VideoArray, size: tuple[int, int]) -> VideoArray:

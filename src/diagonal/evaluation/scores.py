@@ -20,7 +20,7 @@ import torch
 
 from diagonal.evaluation import metrics
 from diagonal.evaluation.folders import Folder, VideoFile, check_alike, check_pairs
-from diagonal.evaluation.metrics import About, Metric, MissingWeightsError, Reference, Setting
+from diagonal.evaluation.metrics import About, Beside, Metric, MissingWeightsError, Reference, Setting
 from diagonal.evaluation.statistics import FloatArray, Interval, bootstrap, slope
 from diagonal.media.files import atomic
 
@@ -124,10 +124,10 @@ def _score(job: Job, name: str, kind: type[Metric], setting: Setting) -> Iterato
 
 def _paired(found: Score, metric: Metric, seen: dict[str, FloatArray], first: dict[str, FloatArray]) -> Score:
     """With the curve over time, its slope, and the difference to the first folder, where the metric has such."""
-    curves = list(seen.values())
     if metric.about.reference is Reference.SET:
         return found
-    if len({len(curve) for curve in curves}) == 1 and len(curves[0]) > 1:
+    curves = [curve for one in seen.values() if (curve := metric.curve(one)) is not None]
+    if len(curves) == len(seen) and len({len(curve) for curve in curves}) == 1:
         rise = bootstrap(np.array([[slope(curve)] for curve in curves]))
         found = replace(found, by_frame=np.mean(curves, axis=0).tolist(), slope_per_100=rise)
     both = [name for name in seen if name in first]
@@ -163,7 +163,17 @@ class Looker:
         return seen
 
     def _key(self, video: VideoFile, true: VideoFile | None) -> str:
-        facts = [self.name, self.weights, video.sha256, video.frames, str(video.header.fps), true and true.sha256]
+        facts: list[object] = [
+            self.name,
+            self.weights,
+            video.sha256,
+            video.frames,
+            str(video.header.fps),
+            true and true.sha256,
+        ]
+        beside = self.metric.about.beside
+        facts += [video.note.prompt] if beside is Beside.PROMPT else []
+        facts += [video.note.actions] if beside is Beside.ACTIONS else []
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
@@ -179,7 +189,7 @@ def _kept(place: Path) -> FloatArray | None:
 def _hashes(about: About, setting: Setting) -> dict[str, str]:
     """The hashes of the files of a metric that are there."""
     found = {}
-    for file in about.files:
+    for file in about.needs(setting.variant):
         try:
             path = setting.path(file)
         except MissingWeightsError:

@@ -14,9 +14,11 @@ from diagonal import checkpoints
 Network = TypeVar("Network", bound=nn.Module)
 
 
-def opened(build: Callable[[], Network], path: Path, device: torch.device | str = "cpu") -> Network:
-    """The network with the weights of a file, of which every key must fit."""
-    return filled(build, checkpoints.read(path), str(path)).to(device)
+def opened(
+    build: Callable[[], Network], path: Path, device: torch.device | str = "cpu", part: str | None = None
+) -> Network:
+    """The network with the weights of a file, of which every key must fit. `part`: of a file that holds several."""
+    return filled(build, checkpoints.read(path, part), str(path)).to(device)
 
 
 def filled(build: Callable[[], Network], state: Mapping[str, Tensor], name: str) -> Network:

@@ -165,3 +165,28 @@ def caption(facts: Facts, seed: int) -> str:
 def words(text: str) -> list[str]:
     """The words of a text: in small letters, without punctuation."""
     return text.lower().translate(str.maketrans(",.;:!?", "      ")).split()
+
+
+def understood(text: str) -> Facts:
+    """The facts that a caption tells: the other way round. What is no caption is refused."""
+    first, *later = text.strip().removesuffix(".").lower().split(f", {THEN} ")
+    motions = {name: number for number, names in enumerate(MOTIONS) for name in names}
+    places = {name: scenario for scenario, place in PLACES.items() for name in place.names}
+    place = max((name for name in places if name in first), key=len, default=None)
+    if place is None:
+        raise _unknown(text, f"it names none of the places: {', '.join(places)}")
+    before, behind = first.split(place, 1)
+    told = [word for word in words(behind) if word in THINGS]
+    begins = [name for name in motions if name in f"{before} {behind}"]
+    begin = max(begins, key=len, default=None)
+    for motion in (begin, *later):
+        if motion not in motions:
+            raise _unknown(text, f"{motion or first!r} is none of the motions: {', '.join(motions)}")
+    facts = Facts(places[place], tuple(motions[motion] for motion in (begin, *later) if motion), tuple(told))
+    if len(facts.motions) > PHASES or set(words(text)) - set(VOCABULARY):
+        raise _unknown(text, "it says more than captions do")
+    return facts
+
+
+def _unknown(text: str, why: str) -> ValueError:
+    return ValueError(f"{text!r} is no caption of Doom: {why}")

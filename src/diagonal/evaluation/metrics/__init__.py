@@ -31,6 +31,14 @@ class Reference(Enum):
     SET = "a set of real videos"
 
 
+class Beside(Enum):
+    """What a metric must know of a video beside its frames."""
+
+    NOTHING = "nothing"
+    PROMPT = "its prompt"
+    ACTIONS = "the actions between its frames"
+
+
 class Better(Enum):
     """Which way quality lies."""
 
@@ -62,11 +70,17 @@ class About:
     citation: str
     reference: Reference = Reference.NONE
     better: Better = Better.HIGHER
+    beside: Beside = Beside.NOTHING
     variants: tuple[str, ...] = ()  # the first is meant where none is named
     files: tuple[WeightsFile, ...] = ()
+    own_files: Mapping[str, tuple[WeightsFile, ...]] = field(default_factory=dict)  # of one variant each
     frames: int = 1  # at least
     side: int = 1  # pixels, at least
     clips: int = 1  # at least
+
+    def needs(self, variant: str) -> tuple[WeightsFile, ...]:
+        """The files that a variant needs."""
+        return (*self.files, *self.own_files.get(variant, ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +90,8 @@ class Video:
     frames_TCHW: Tensor  # uint8
     fps: Fraction = Fraction(24)
     path: Path | None = None  # of its file, for what is lost in RGB
+    prompt: str | None = None
+    actions: tuple[str, ...] | None = None  # between each frame and the next one
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +131,10 @@ class Metric(ABC):
         """One number of one video, where the metric has such."""
         return float(seen.mean())
 
+    def curve(self, seen: FloatArray) -> FloatArray | None:
+        """What of it lies along time, a number a frame or pair; None: nothing does."""
+        return seen if seen.ndim == 1 and len(seen) > 1 else None
+
     def total(self, made: Sequence[FloatArray], real: Sequence[FloatArray]) -> Interval:
         """One number of all videos; `real` is what was seen of the real ones, where a set is compared."""
         return bootstrap(np.array([[self.of_video(seen)] for seen in made]))
@@ -140,9 +160,19 @@ def find(spec: str) -> tuple[type[Metric], str]:
 
 
 def check(name: str, about: About, video: Video) -> None:
-    """Refuse a video that is too short or too small for a metric."""
+    """Refuse a video that is too short or too small for a metric, or of which too little is known."""
     frames, _, height, width = video.frames_TCHW.shape
     if frames < about.frames:
         raise UnfitError(f"{name} needs at least {about.frames} frames; the video has {frames}")
     if min(height, width) < about.side:
         raise UnfitError(f"{name} needs sides of at least {about.side} pixels; the video has {height}x{width}")
+    if about.beside is Beside.PROMPT and video.prompt is None:
+        raise UnfitError(
+            f"{name} needs the prompt of {video.path}: in manifest.json beside it, or in its name, 'prompt-index.mp4'"
+        )
+    if about.beside is Beside.ACTIONS and (video.actions is None or len(video.actions) != frames - 1):
+        given = "none" if video.actions is None else f"{len(video.actions)}"
+        raise UnfitError(
+            f"{name} needs the {frames - 1} actions between the frames of {video.path}, in manifest.json beside it; "
+            f"there are {given}"
+        )

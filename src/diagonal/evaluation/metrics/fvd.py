@@ -74,7 +74,7 @@ class Fvd(Metric):
         Reference.SET,
         Better.LOWER,
         variants=tuple(FILES),
-        files=(SCRIPTED, PRETRAINED),
+        own_files={name: (file,) for name, file in FILES.items()},
         frames=i3d.FRAMES,
         clips=2,
     )

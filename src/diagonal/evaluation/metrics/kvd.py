@@ -13,7 +13,7 @@ import torch
 
 from diagonal.evaluation.distances import polynomial_mmd
 from diagonal.evaluation.metrics import About, Better, Metric, Reference, Setting, Video
-from diagonal.evaluation.metrics.fvd import FILES, PRETRAINED, SCRIPTED, Features
+from diagonal.evaluation.metrics.fvd import FILES, Features
 from diagonal.evaluation.statistics import FloatArray, Interval, resampled
 from diagonal.networks import i3d
 
@@ -26,7 +26,7 @@ class Kvd(Metric):
         Reference.SET,
         Better.LOWER,
         variants=tuple(FILES),
-        files=(SCRIPTED, PRETRAINED),
+        own_files={name: (file,) for name, file in FILES.items()},
         frames=i3d.FRAMES,
         clips=2,
     )
