@@ -106,7 +106,7 @@ def vote(page: Any, number: int) -> None:
 def saved(page: Any, folder: Path) -> Path:
     with page.expect_download() as download:
         page.locator("#end .save").click()
-    target = folder / download.value.suggested_filename
+    target = folder / str(download.value.suggested_filename)
     download.value.save_as(target)
     return target
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -18,14 +18,22 @@ DEFAULT = "overall,picture,motion"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Runs:
+    """What is compared."""
+
+    panel: ClassVar[str] = "Runs"
+
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Two folders of videos with the same names, from any program.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shown:
     """What voters are shown."""
 
     panel: ClassVar[str] = "Making the page"
 
-    folders: Annotated[
-        list[Path] | None, typer.Argument(help="Two folders of videos with the same names, from any program.")
-    ] = None
     out_path: Annotated[
         Path | None, typer.Option("--out", help="Folder for page/, which voters get, and key.json, which they do not.")
     ] = None
@@ -58,23 +66,23 @@ class Printed:
 
 @app.command()
 @flat
-def compare(shown: Shown, voted: Voted, printed: Printed) -> None:
+def compare(runs: Runs, shown: Shown, voted: Voted, printed: Printed) -> None:
     """Make a page on which people compare two runs without knowing which is which; count their votes."""
     if voted.votes or voted.pairs:
-        refuse(given(shown), "--votes")
+        refuse(given(runs, shown), "--votes")
         _count(voted, printed.as_json)
         return
-    if len(shown.folders or ()) != 2 or shown.out_path is None:
+    if len(runs.folders or ()) != 2 or shown.out_path is None:
         raise ValueError("give two folders of videos and --out; or --pairs and --votes, to count what voters said")
-    _make(shown, shown.out_path, printed.as_json)
+    _make(runs.folders or [], shown, shown.out_path, printed.as_json)
 
 
-def _make(shown: Shown, folder: Path, as_json: bool) -> None:
+def _make(runs: Sequence[Path], shown: Shown, folder: Path, as_json: bool) -> None:
     import secrets
 
     from diagonal.evaluation.pairs import KEY, PAGE, plan_study, write
 
-    first, second = shown.folders or []
+    first, second = runs
     seed = secrets.randbelow(2**32) if shown.seed is None else shown.seed
     questions = [part.strip() for part in (shown.questions or DEFAULT).split(",")]
     study = plan_study(first, second, questions, (shown.count, shown.twice), seed)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from diagonal.evaluation.metrics import Better
 from diagonal.evaluation.statistics import Interval, bootstrap
 from diagonal.media.draw import Panel, Point, save_panels
 
-OTHERS = "others"
+OTHERS, FRONTIER = "others", "frontier"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +27,14 @@ class Measured:
     quality: Interval
 
 
-def frame_rate(times: Mapping[str, Mapping[str, float]]) -> Interval:
+def frame_rate(times: Mapping[str, Mapping[str, Any]]) -> Interval:
     """Frames a second of one video at a time, with the interval over videos, of what each took."""
     each = np.array([[one["seconds"] / one["frames"]] for one in times.values()])
     seconds = bootstrap(each)
     return Interval(1 / seconds.mean, 1 / seconds.high, 1 / seconds.low)
 
 
-def calls(times: Mapping[str, Mapping[str, float]]) -> float:
+def calls(times: Mapping[str, Mapping[str, Any]]) -> float:
     """Model calls of a video, on average."""
     return float(np.mean([one["calls"] for one in times.values()]))
 
@@ -61,7 +62,8 @@ def pareto(
 
 
 def choose(measured: Sequence[Measured], better: Better, fps: float) -> Measured:
-    """The best quality of those that are surely as fast: the lower end of their interval counts."""
+    """The best quality of those that are surely as fast, for the lower end of their interval counts; of several as
+    good, the fastest."""
     quick = [one for one in measured if one.fps.low >= fps]
     if not quick:
         fastest = max(measured, key=lambda one: one.fps.low)
@@ -69,7 +71,7 @@ def choose(measured: Sequence[Measured], better: Better, fps: float) -> Measured
             f"no schedule reaches {fps:g} FPS: the fastest, {fastest.schedule}, makes {fastest.fps.mean:.2f} "
             f"[{fastest.fps.low:.2f}, {fastest.fps.high:.2f}]"
         )
-    return max(quick, key=lambda one: _sign(better) * one.quality.mean)
+    return max(quick, key=lambda one: (_sign(better) * one.quality.mean, by_rate(one)))
 
 
 def _sign(better: Better) -> int:
@@ -93,16 +95,16 @@ def draw(measured: Sequence[Measured], metric: str, better: Better, path: Path) 
             several = name not in alone
             found = [_point(one, abs(speed(one)), delay if several else one.schedule) for one, delay in members]
             curves.setdefault(name if several else OTHERS, []).extend(found)
-        curves["frontier"] = [Point(abs(speed(one)), one.quality.mean) for one in pareto(measured, better, speed)]
-        loose = tuple(name for name in curves if name != "frontier")
-        panels.append(Panel(axis, f"{metric} ({better.value} is better)", curves, loose, log=True))
+        loose = tuple(curves)
+        curves[FRONTIER] = [Point(abs(speed(one)), one.quality.mean) for one in pareto(measured, better, speed)]
+        panels.append(Panel(axis, f"{metric} ({better.value} is better)", curves, loose, (FRONTIER,), log=True))
     save_panels(panels, path, f"{metric} against speed")
 
 
 def _family(schedule: str) -> tuple[str, str]:
     """A schedule without its d, and how d is labelled."""
     found = re.fullmatch(r"(.*),d=([0-9]+)", schedule)
-    return (found[1], f"d={found[2]}") if found else (schedule, "whole frames")
+    return (found[1], f"d={found[2]}") if found else (schedule, "whole")
 
 
 def _point(one: Measured, x: float, label: str) -> Point:

@@ -174,12 +174,14 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Curves by name over the same two axes; the points of `loose` ones are not connected. `log`: x in logarithms."""
+    """Curves by name over the same two axes; the points of `loose` ones are not connected, those of `lines` are nothing
+    but the ends of lines. `log`: x in logarithms."""
 
     x: str
     y: str
     curves: Mapping[str, Sequence[Point]]
     loose: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
     log: bool = False
 
 
@@ -228,10 +230,11 @@ def _panel(draw: Any, panel: Panel, box: tuple[int, int, int, int], shades: Mapp
     draw.text(((left + right) / 2, bottom + 24), panel.x, fill=INK, font=font(13), anchor="ma")
     draw.text((left, top - 6), panel.y, fill=INK, font=font(13), anchor="lb")
     for name, curve in panel.curves.items():
-        shade = tuple(shades[name])
         if name not in panel.loose:
-            draw.line([place(point.x, point.y) for point in curve], fill=shade, width=2)
-        for point in curve:
+            draw.line([place(point.x, point.y) for point in curve], fill=tuple(shades[name]), width=2)
+    for name, curve in panel.curves.items():
+        shade = tuple(shades[name])
+        for point in curve if name not in panel.lines else ():
             if point.low is not None and point.high is not None:
                 draw.line((*place(point.x, point.low), *place(point.x, point.high)), fill=shade)
             _dot(draw, place(point.x, point.y), 3, shade)
@@ -249,9 +252,9 @@ def _labels(draw: Any, marks: Sequence[tuple[float, float, str]], box: tuple[int
         places += [(x, y + dy, "mm") for dy in (-16, 16, -30, 30)]
 
         def cost(at: tuple[float, float, str], text: str = text) -> float:
-            found = draw.textbbox(at[:2], text, font=font(12), anchor=at[2])
+            found: tuple[float, ...] = draw.textbbox(at[:2], text, font=font(12), anchor=at[2])
             outside = max(0, left - found[0], found[2] - right, top - found[1], found[3] - bottom)
-            return 100 * outside + sum(_overlap(found, one) for one in taken)
+            return float(100 * outside) + sum(_overlap(found, one) for one in taken)
 
         best = min(places, key=cost)
         if text:
@@ -261,7 +264,7 @@ def _labels(draw: Any, marks: Sequence[tuple[float, float, str]], box: tuple[int
 
 def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
     """The area that two boxes share."""
-    across, down = (min(one[i + 2], other[i + 2]) - max(one[i], other[i]) for i in (0, 1))
+    across, down = (float(min(one[i + 2], other[i + 2]) - max(one[i], other[i])) for i in (0, 1))
     return max(0.0, across) * max(0.0, down)
 
 
