@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from diagonal.evaluation import manifest
 from diagonal.evaluation.pairs import plan_study, write
 from diagonal.evaluation.votes import merge, read_key, read_votes
 from diagonal.media import draw
@@ -42,6 +43,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
             with writer(folder / name / f"clip{pair}.mp4", 8, lossless=True) as file:
                 for shift in range(4):
                     file.write(np.roll(card, 3 * shift, axis=1))
+        manifest.add(folder / name, "clip1", {"actions": ["forward", "forward", "left"]})
     made = plan_study(folder / "wormwood", folder / "juniper", QUESTIONS, (None, TWICE), seed=3)
     assert len(list(write(made, folder / "out"))) == PAIRS + TWICE
     return folder / "out"
@@ -99,6 +101,8 @@ def press(page: Any, key: str, given: int) -> None:
 def vote(page: Any, number: int) -> None:
     """Red is better, all in all; motion is alike."""
     asked = page.locator("#question").inner_text()
+    said = page.evaluate("STUDY.trials[trialOf(state.votes.length)].asked")
+    assert page.locator("#asked").is_visible() == bool(said) and page.locator("#asked").inner_text().endswith(said)
     arrow = {"left": "ArrowLeft", "right": "ArrowRight"}[red_side(page)] if "all in all" in asked else "ArrowDown"
     press(page, arrow, number + 1)
 
@@ -115,6 +119,8 @@ def test_a_voter_votes_by_keyboard_goes_on_later_and_the_votes_are_counted(
     page: Any, study: Path, tmp_path: Path
 ) -> None:
     enter(page, "Ada L.")
+    asked = [trial["asked"] for trial in page.evaluate("STUDY.trials")]
+    assert set(asked) == {"", "forward 2, left 1"}
     steps = (PAIRS + TWICE) * len(QUESTIONS)
     for number in range(3):
         vote(page, number)

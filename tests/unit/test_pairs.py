@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from diagonal.evaluation import manifest
 from diagonal.evaluation.pairs import QUESTIONS, plan_study, write
 from diagonal.evaluation.statistics import wilson
 from diagonal.evaluation.votes import merge, read_key, read_votes
@@ -56,6 +57,24 @@ def test_the_same_seed_gives_the_same_study_and_sides_are_those_of_a_fair_coin(r
     left = Counter(trial.left for seed in range(50) for trial in study(runs, seed=seed).trials)
     assert 250 < left["a"] < 350 and left.total() == 600
     assert len(study(runs, count=4, twice=0).trials) == 4
+
+
+def test_what_was_asked_for_is_shown_where_both_runs_say_the_same(tmp_path: Path) -> None:
+    for number, run in enumerate(("one", "two")):
+        (tmp_path / run).mkdir()
+        for name in ("same", "other", "text"):
+            film(tmp_path / run / f"{name}.mp4", 40 * number)
+        manifest.add(tmp_path / run, "same", {"actions": ["left", "left", "noop"]})
+        manifest.add(tmp_path / run, "other", {"actions": ["left", "right"][: number + 1]})
+        manifest.add(tmp_path / run, "text", {"prompt": "a cat"})
+    made = plan_study(tmp_path / "one", tmp_path / "two", ["overall"], (None, 0), 0)
+    assert {name: made.asked(name) for name in ("same", "other", "text")} == {
+        "same": "left 2, noop 1",
+        "other": "",
+        "text": "a cat",
+    }
+    with pytest.raises(ValueError, match="says the prompt or the actions of other, or they differ"):
+        plan_study(tmp_path / "one", tmp_path / "two", ["control"], (None, 0), 0)
 
 
 def test_what_is_shown_is_what_the_key_says_in_a_form_that_browsers_play(runs: Path, tmp_path: Path) -> None:

@@ -17,11 +17,15 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
+from diagonal.evaluation import manifest
 from diagonal.evaluation.folders import Folder, check_pairs
+from diagonal.evaluation.manifest import Note
 from diagonal.media.files import atomic
 from diagonal.media.video import enlarge, read, to_be_seen, writer
 
@@ -29,8 +33,9 @@ QUESTIONS = {
     "overall": "Which video is better, all in all?",
     "picture": "Which video has the better picture?",
     "motion": "Which video moves more naturally?",
-    "control": "Which video follows its actions or its text better?",
+    "control": "Which video does better what it was asked for?",
 }
+CONTROL = "control"
 KEY, PAGE, VIDEOS = "key.json", "page", "videos"
 FILES = ("index.html", "compare.css", "compare.js")
 
@@ -44,7 +49,7 @@ class Trial:
     again: bool  # it was shown before
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Study:
     """What is compared, and how it is shown."""
 
@@ -68,9 +73,29 @@ class Study:
 
     def shown(self) -> dict[str, object]:
         """What the page may know."""
-        trials = [[f"{VIDEOS}/{_file(index, side)}" for side in ("left", "right")] for index in range(len(self.trials))]
+        trials = [
+            {side: f"{VIDEOS}/{_file(index, side)}" for side in ("left", "right")} | {"asked": self.asked(trial.pair)}
+            for index, trial in enumerate(self.trials)
+        ]
         questions = [{"name": name, "text": QUESTIONS[name]} for name in self.questions]
         return {"study": self.name, "questions": questions, "trials": trials}
+
+    def asked(self, pair: str) -> str:
+        """What the videos of a pair were asked to show: their prompt, or their actions; '' if nothing says."""
+        first, second = (said(notes.get(pair, Note())) for notes in self._notes)
+        return first if first == second else ""
+
+    @cached_property
+    def _notes(self) -> tuple[dict[str, Note], dict[str, Note]]:
+        """What both folders say of their videos; the names of files say nothing here."""
+        return manifest.read(self.a.path), manifest.read(self.b.path)
+
+
+def said(note: Note) -> str:
+    """A prompt, or actions with how often each comes in a row: 'forward 4, left 2'."""
+    if note.prompt is not None:
+        return note.prompt
+    return ", ".join(f"{action} {len(list(times))}" for action, times in groupby(note.actions or ()))
 
 
 def _file(trial: int, side: str) -> str:
@@ -96,7 +121,14 @@ def plan_study(a: Path, b: Path, questions: Sequence[str], pairs: tuple[int | No
         raise ValueError(f"{count} pairs asked for; the folders have {len(names)}")
     if not 0 <= twice <= count // 2:
         raise ValueError(f"{twice} pairs asked for twice; of {count} pairs 0 to {count // 2} can come twice")
-    return Study(first, second, tuple(questions), seed, tuple(_trials(names, count, twice, seed)))
+    study = Study(first, second, tuple(questions), seed, tuple(_trials(names, count, twice, seed)))
+    silent = [trial.pair for trial in study.trials if not study.asked(trial.pair)]
+    if CONTROL in questions and silent:
+        raise ValueError(
+            f"the question {CONTROL} shows what was asked for; no manifest.json says the prompt or the actions of "
+            f"{silent[0]}, or they differ: leave the question out"
+        )
+    return study
 
 
 def _trials(names: Sequence[str], count: int, twice: int, seed: int) -> Iterator[Trial]:

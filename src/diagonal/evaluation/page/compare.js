@@ -1,5 +1,5 @@
 // One question at a time about one pair at a time. STUDY comes from trials.js: { study, questions: [{ name, text }],
-// trials: [[left, right]] }. A vote is { trial, question, choice, seconds, played }; their number says where we are.
+// trials: [{ left, right, asked }] }, where `asked` is what the videos were to show, or "". A vote is { trial, question, choice, seconds, played }; their number says where we are.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
@@ -77,8 +77,11 @@ function rest(view) {
 function present(trial) {
   shown = trial;
   played = false;
-  videos.forEach((video, side) => { video.src = STUDY.trials[trial][side]; });
-  ahead = (STUDY.trials[trial + 1] ?? []).map((source) => Object.assign(document.createElement("video"), { preload: "auto", src: source }));
+  $("asked").textContent = `Asked for: ${STUDY.trials[trial].asked}`;
+  $("asked").hidden = !STUDY.trials[trial].asked;
+  videos.forEach((video) => { video.src = STUDY.trials[trial][video.id]; });
+  const next = STUDY.trials[trial + 1];
+  ahead = next ? [next.left, next.right].map((source) => Object.assign(document.createElement("video"), { preload: "auto", src: source })) : [];
   if (still) pause(true);
   else restart();
 }
