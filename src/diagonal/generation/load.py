@@ -115,7 +115,11 @@ def _load_world(
 def _fill(world: World, state: checkpoints.State, separate: checkpoints.State | None) -> None:
     """Load the model and the tokenizer, and refuse what belongs to neither."""
     own = checkpoints.prefix(state, world.model.weight_map)
-    rest = {key: value for key, value in state.items() if not key.startswith(own)}
+    beside = world.model.weight_map.beside if not own else ""
+    if beside:  # copies: what both have must not be one tensor, which could not be saved twice
+        rest = {key: value.clone() for key, value in state.items() if key.startswith(beside)}
+    else:
+        rest = {key: value for key, value in state.items() if not key.startswith(own)}
     tokenizers = checkpoints.prefix(rest, world.tokenizer.weight_map)
     if separate is None and not tokenizers:
         raise ValueError(f"{world.weights} holds no tokenizer; give its file too (tokenizer=..., --tokenizer)")

@@ -105,6 +105,20 @@ class World:
             other.runner = self.model.bind(rows.to(device))
         return other
 
+    def steered(self, label: int | Sequence[int] | None = None, pictures: VideoArray | None = None) -> World:
+        """The same world for videos of a class, or of one each, or steered by pictures (T, H, W, 3): of models that
+        begin with nothing and go by these."""
+        other = copy(self)
+        checks.check_steering(self, label, pictures)
+        with torch.inference_mode():
+            if pictures is None:
+                labels = [label] if isinstance(label, int) else list(label or ())
+                other.runner = self.model.bind_class(torch.tensor(labels, device=self.device))
+            else:
+                given = torch.from_numpy(np.ascontiguousarray(pictures)).to(self.device)
+                other.runner = self.model.bind_pictures(given[None].permute(0, 1, 4, 2, 3))
+        return other
+
     def quantize(self, kind: str = "int8") -> World:
         """Round the model's matrices to rows of a kind, for good, and give the world: see `diagonal.quantize`."""
         if self.quantized not in (None, kind):
@@ -122,7 +136,7 @@ class World:
 
     def stream(
         self,
-        prompt: VideoArray | Tensor,
+        prompt: VideoArray | Tensor | None,
         actions: Sequence[Any] | Free | None = None,
         *,
         frames: int | None = None,
@@ -130,7 +144,8 @@ class World:
         sampling: Sampling | None = None,
         seed: int | Sequence[int] = 0,
     ) -> TokenSession:
-        """Continue `prompt`: uint8 frames (T, H, W, 3), one picture (H, W, 3), or token ids (T, rows, cols).
+        """Continue `prompt`: uint8 frames (T, H, W, 3), one picture (H, W, 3), or token ids (T, rows, cols). A model of
+        clips that begin with nothing takes None, and then several seeds are a batch.
 
         `actions` has one action per frame but the last: those between prompt frames first, then one that leads
         to each new frame; None means doing nothing, and `Free` lets the model choose. `frames` defaults to what the
@@ -139,12 +154,13 @@ class World:
         sample b then uses seed + b, or the b-th of several seeds, and `actions` may be one list for all or one each.
         """
         config, order = self.variant.config, Order.of(schedule)
-        known_BTHW, batched = self.encode(prompt)
+        known_BTHW, batched = self._nothing(seed) if prompt is None else self.encode(prompt)
         batch, known = known_BTHW.shape[:2]
         free = isinstance(actions, Free)
         lists = _per_sample(actions.given if isinstance(actions, Free) else actions, batch)
         taken = None if lists is None or free else len(lists[0])
         new = _new_frames(None if frames is None else checks.token_frames(self, frames), known, taken, config.frames)
+        checks.check_whole(self, known, known + new, order)
         layout = self.layout(known + new)
         units = torch.full((batch, known + new, layout.unit), UNKNOWN, device=known_BTHW.device)
         units[:, :known, : layout.grid.frame_tokens] = known_BTHW.flatten(2)
@@ -167,7 +183,7 @@ class World:
 
     def generate(
         self,
-        prompt: VideoArray | Tensor,
+        prompt: VideoArray | Tensor | None,
         actions: Sequence[Any] | Free | None = None,
         *,
         frames: int | None = None,
@@ -227,6 +243,14 @@ class World:
         pixels_BTHWC = torch.from_numpy(np.ascontiguousarray(video if batched else video[None])).to(device)
         tokens: Tensor = self.tokenizer.encode(pixels_BTHWC.permute(0, 1, 4, 2, 3))
         return tokens, batched
+
+    def _nothing(self, seed: int | Sequence[int]) -> tuple[Tensor, bool]:
+        """No frames (B, 0, rows, cols) of a clip for each seed, and whether they are a batch."""
+        config = self.variant.config
+        checks.check_begins_with_nothing(self)
+        batched = not isinstance(seed, int)
+        batch = len(seed) if isinstance(seed, Sequence) else 1
+        return torch.zeros(batch, 0, config.rows, config.cols, dtype=torch.long, device=self.device), batched
 
     def save_pretrained(
         self,
