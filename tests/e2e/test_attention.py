@@ -25,7 +25,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("model", ["doom/tiny", "mcar/tiny", "cosmos/tiny", "wham/tiny"])
+@pytest.mark.parametrize("model", ["doom/tiny", "mcar/tiny", "cosmos/tiny", "wham/tiny", "videogpt/tiny-sparse"])
 def test_every_token_world_shows_its_attention_without_data(place: Path, model: str) -> None:
     found = numbers_of(call(place, "attention", "--model", model, "--frame", "2", "--json"))
     assert (found["clips"], found["frame"], found["data"]) == (1, 2, "made by the model")
@@ -59,6 +59,7 @@ def test_clips_give_intervals_a_table_and_a_picture(place: Path) -> None:
         (("attention", "--clips", "3"), "--clips cannot go with no --data"),
         (("attention", "--schedule", "diagonal:k=1,d=99"), "d=99 given"),
         (("attention", "--model", "cosmos/tiny", "--data", "data", "--clips", "9"), "room for 3 clips of 9 frames"),
+        (("attention", "--model", "videogpt/tiny", "--data", "data"), "makes whole clips, from nothing: leave it out"),
         (("plan", "--grid", "9x12x16", "--mask", "mask.png"), "up to 512 can be read"),
         (("plan", "--model", "doom-t2v", "--mask", "mask.png"), "--mask cannot go with doom-t2v"),
     ],

@@ -70,14 +70,17 @@ def test_a_sweep_measures_what_is_not_measured_yet(place: Path) -> None:
     assert {"sweep.json", "sweep.png", "scores.json"} <= {file.name for file in (place / "swept").iterdir()}
     again = diagonal(place, "sweep", *options)
     assert json.loads(again.stdout)["measured"] == found["measured"]  # seconds too: nothing was made anew
-    table = diagonal(place, "sweep", *options[:-1]).stdout.splitlines()
+    too_fast = diagonal(place, "sweep", *options[:-1], "--target-fps", "1e6")  # all else is shown and written
+    assert too_fast.returncode == 2 and "no schedule reaches 1e+06 FPS: the fastest," in too_fast.stderr
+    table = too_fast.stdout.splitlines()
     assert table[0].split() == ["schedule", "calls", "FPS", "psnr", "frontier"] and len(table) == 7
+    assert json.loads((place / "swept" / "sweep.json").read_text())["chosen"] is None
 
 
 def test_a_sweep_of_a_diffusion_model_is_over_steps_and_context_levels(tmp_path: Path, forked: Run) -> None:
     (tmp_path / "prompts.txt").write_text("a cat\na dog\n")
-    model = ("sweep", "--model", "wan/tiny", "--prompts", "prompts.txt", "--frames", "9", "--out", "out")
-    model = (*model, "--height", "32", "--width", "48")
+    size = ("--frames", "9", "--height", "32", "--width", "48")
+    model = ("sweep", "--model", "wan/tiny", "--prompts", "prompts.txt", *size, "--out", "out")
     options = (
         "--metrics",
         "temporal_flickering,frozen",

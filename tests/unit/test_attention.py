@@ -68,10 +68,29 @@ def test_recorded_weights_are_those_computed_by_hand_and_change_nothing(name: st
 def test_weights_of_a_batch_are_those_of_its_samples() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(2, heads, 5, 8, generator=generator) for heads in (4, 2))
-    both = mean_weights(q, k, torch.arange(5))
+    seen = torch.ones(5, 5, dtype=torch.bool).tril()
+    both = mean_weights(q, k, seen)
     for sample in range(2):
-        one = mean_weights(q[sample : sample + 1], k[sample : sample + 1], torch.arange(5))
+        one = mean_weights(q[sample : sample + 1], k[sample : sample + 1], seen)
         torch.testing.assert_close(both[sample], one[0])
+
+
+def test_a_sparse_model_attends_to_nothing_that_it_does_not_see() -> None:
+    world = load("videogpt/tiny-sparse")
+    config = world.model.config
+    layout = world.layout(config.frames)
+    size = layout.length - 1
+    tokens = torch.randint(config.codebook, (1, size), generator=torch.Generator().manual_seed(0))
+    tokens[:, : layout.prefix] = torch.tensor(config.prefix_ids)
+    recorder, slots = Recorder(torch.arange(size)), torch.arange(size)
+    with torch.inference_mode():
+        recorded, plain = (world.model(tokens, slots, memory) for memory in (recorder, Causal()))
+    assert torch.equal(recorded, plain) and len(recorder.weights) == config.layers
+    hidden = ~(world.model._sees(slots[:, None], slots) & (slots <= slots[:, None]))
+    assert hidden.tril().any()
+    for weights in recorder.weights:
+        assert not weights[0][hidden].any()
+        torch.testing.assert_close(weights.sum(-1), torch.ones(1, size))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -100,6 +100,8 @@ def _entries(looked: Looked, described: Unloaded) -> list[Entry]:
 
     if looked.data is None:
         return []
+    if not described.variant.prompt_frames:
+        raise ValueError(f"--data {looked.data} given; {described.name} makes whole clips, from nothing: leave it out")
     pixels = 1 + looked.frame * int(described.tokenizer.stride)
     return choose(looked.data, looked.clips or CLIPS, pixels, looked.choice or 0)
 
@@ -121,11 +123,14 @@ def _units(world: World, looked: Looked, entries: Sequence[Entry], done: Callabl
 
 
 def _own(world: World, frame: int) -> Tensor:
-    """Ids of what `generate` begins with, continued in raster order as far as this frame, standing still."""
+    """Ids of what `generate` begins with, continued in raster order as far as this frame, standing still; or a whole
+    clip, of a world that continues none."""
     import torch
 
     from diagonal.evaluation.attention import units
 
+    if not world.variant.prompt_frames:
+        return units(world, world.generate(None, schedule="raster").tokens, None)
     clip, between = Beginning().frames_of(world, Fitting(), world.weights == "random")
     tokens = world.encode(clip)[0][0].cpu()
     new = max(0, frame + 1 - len(tokens))

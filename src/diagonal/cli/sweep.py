@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 WHOLE = "whole"
 K, D, METRICS = "1,2,3,4", WHOLE, "psnr,ssim"
+WIDTH = 1000  # letters of a line of the table: a narrow terminal wraps it, and hides nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,7 @@ def _videos(swept: Swept, metrics: str) -> Videos:
 
 def _report(swept: Swept, result: Mapping[str, Any]) -> None:
     """Frontier and choice: as files, and as a table or JSON."""
-    from diagonal.evaluation.frontier import choose, draw, pareto
+    from diagonal.evaluation.frontier import draw, pareto
     from diagonal.evaluation.report import as_json
     from diagonal.media.files import atomic
 
@@ -112,20 +113,31 @@ def _report(swept: Swept, result: Mapping[str, Any]) -> None:
     front = pareto(measured, better)
     found: dict[str, Any] = {"metric": metric, "better": better.value, "measured": [asdict(one) for one in measured]}
     found |= {"frontier": [one.schedule for one in front], "others": _others(result, metric)}
-    chosen = None if swept.target_fps is None else choose(measured, better, swept.target_fps)
-    found["chosen"] = chosen and chosen.schedule
+    found["chosen"], why_none = _choice(swept.target_fps, measured, better)
     with atomic(swept.out_path / "sweep.json") as temporary:
         temporary.write_text(as_json(found))
     draw(measured, metric, better, swept.out_path / "sweep.png")
     if swept.as_json:
         print_json(found)
-        return
-    _print(measured, front, metric, found["others"])
-    for name, reason in result["refused"].items():
-        out.print(f"not had: {name} {reason}", markup=False)
-    if chosen is not None:
-        out.print(f"at least {swept.target_fps:g} FPS: {chosen.schedule}")
-    out.print(f"sweep.json, sweep.png, scores.json and scores.md in {swept.out_path}", markup=False)
+    else:
+        _print(measured, front, metric, found["others"])
+        for name, reason in result["refused"].items():
+            out.print(f"not had: {name} {reason}", markup=False)
+        if found["chosen"]:
+            out.print(f"at least {swept.target_fps:g} FPS: {found['chosen']}")
+        out.print(f"sweep.json, sweep.png, scores.json and scores.md in {swept.out_path}", markup=False)
+    if why_none:
+        raise ValueError(why_none)  # all else is done, and stays
+
+
+def _choice(fps: float | None, measured: Sequence[Measured], better: Better) -> tuple[str | None, str]:
+    """The schedule to take for a frame rate; or none, and why."""
+    from diagonal.evaluation.frontier import choose
+
+    try:
+        return (None if fps is None else choose(measured, better, fps).schedule), ""
+    except ValueError as error:
+        return None, str(error)
 
 
 def _grid(swept: Swept, cells: CellGrid) -> list[Order]:
@@ -195,4 +207,4 @@ def _print(
         rest = [f"{values[one.schedule]['mean']:.4g}" if one.schedule in values else "" for values in others.values()]
         best = "yes" if one in front else ""
         table.add_row(one.schedule, f"{one.calls:.1f}", short(one.fps), short(one.quality), *rest, best)
-    out.print(table)
+    out.print(table, width=WIDTH)
