@@ -86,6 +86,8 @@ class Variant:
     random: bool = False  # no weights exist: loads with random ones unless told otherwise
     embedded: str = ""  # the folder of `assets` with the weights that the package ships
     text: str = ""  # the encoder of the texts that guide it, in text.ENCODERS
+    row_end: int | None = None  # the id that ends each row, in the last column; None: rows end without one
+    written: bool = False  # texts are tokens of the sequence, before the picture: the model has `behind`
     steered: bool = False  # videos may go by a class or by pictures: the model has `bind_class` and `bind_pictures`
     fit: Fit | None = None  # for families whose checkpoints differ
     mark: str = ""  # text drawn into every written frame
@@ -95,7 +97,8 @@ class Variant:
     def layout(self, frames: int) -> Layout:
         """The token sequence of a video of so many token frames."""
         config = self.config
-        return Layout(Grid(frames, config.rows, config.cols), len(config.prefix_ids), config.suffix)
+        grid = Grid(frames, config.rows, config.cols)
+        return Layout(grid, len(config.prefix_ids), config.suffix, self.row_end is not None)
 
 
 class DiffusionConfig(Protocol):

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from diagonal.cli import app, load_world, out, print_json, progress_bar
 from diagonal.cli.options import Computing, Fitting, Json, RowStarts, WorldSource, chosen, flat
-from diagonal.cli.prompts import PromptOptions, check_asked, check_computing, prepare
+from diagonal.cli.prompts import Continuation, PromptOptions, check_asked, check_computing, prepare
 from diagonal.planning.decoding import DEFAULT
 
 if TYPE_CHECKING:
@@ -103,28 +103,20 @@ def generate(
     orders = [row_starts.order(schedules.schedule)]
     if schedules.compare is not None:
         orders.append(row_starts.order(schedules.compare))
-    from diagonal.catalog.names import find
-    from diagonal.catalog.variants import token_variant
+    from diagonal.catalog.names import HF
     from diagonal.checkpoints.quantize import KINDS
-    from diagonal.generation import checks
     from diagonal.media.video import check_target
 
     # All that can be refused is refused before a large model is loaded.
-    name, prompt = source.model, None
-    variant = token_variant(find("models", name), name)
-    sampling = drawn.change(variant.sampling)
+    name = source.model
     check_target(output.out_path)
-    checks.check_weights(name, variant, source.weights)
     check_computing(computing, KINDS)
-    untrained = checks.untrained(variant, source.weights)
-    if variant.fit is None or untrained:
-        prompt = prepare(checks.Unloaded.of(name, variant), asked, fitting, untrained)
-        prompt.check(orders, drawn.seed)
-    else:  # its checkpoint decides on sizes
-        check_asked(checks.Unloaded.of(name, variant), asked, untrained)
-    world = load_world(source, computing)
-    prompt = prompt or prepare(world, asked, fitting, untrained)
-    world = prompt.under(world)
+    if name.startswith(HF):  # what it is only its own files say
+        world = load_world(source, computing)
+        prompt = prepare(world, asked, fitting, untrained=False)
+    else:
+        world, prompt = _opened(source, computing, asked, fitting, (orders, drawn))
+    world, sampling = prompt.under(world), drawn.change(world.variant.sampling)
 
     def begin(order: Order) -> TokenSession:
         clip, actions, frames = prompt.clip, prompt.actions, prompt.frames
@@ -144,6 +136,32 @@ def generate(
         _print_runs(runs, shared)
         if equal is not None:
             out.print(f"tokens equal {_percent(equal)}")
+
+
+def _opened(
+    source: WorldSource,
+    computing: Computing,
+    asked: PromptOptions,
+    fitting: Fitting,
+    drawn: tuple[list[Order], SamplingOptions],
+) -> tuple[World, Continuation]:
+    """A world that is known by its name, and what it goes on with."""
+    from diagonal.catalog.names import find
+    from diagonal.catalog.variants import token_variant
+    from diagonal.generation import checks
+
+    name, prompt = source.model, None
+    variant = token_variant(find("models", name), name)
+    drawn[1].change(variant.sampling)
+    checks.check_weights(name, variant, source.weights)
+    untrained = checks.untrained(variant, source.weights)
+    if variant.fit is None or untrained:
+        prompt = prepare(checks.Unloaded.of(name, variant), asked, fitting, untrained)
+        prompt.check(drawn[0], drawn[1].seed)
+    else:  # its checkpoint decides on sizes
+        check_asked(checks.Unloaded.of(name, variant), asked, untrained)
+    world = load_world(source, computing)
+    return world, prompt or prepare(world, asked, fitting, untrained)
 
 
 @dataclass(frozen=True)

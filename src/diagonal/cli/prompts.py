@@ -142,6 +142,7 @@ def prepare(world: Described, asked: PromptOptions, fitting: Fitting, untrained:
     if not world.variant.prompt_frames:
         pictures = _pictures(world, asked, fitting, untrained)
         taken, frames = _actions(world, actions, asked, [])
+        frames = frames or (1 if world.variant.written else None)  # pictures come one at a time
         return Continuation(world, None, taken, frames, size, text, asked.label, pictures)
     if asked.label is not None:
         checks.check_steering(world, asked.label, None)

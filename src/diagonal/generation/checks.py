@@ -80,7 +80,8 @@ class Unloaded:
 def frame_size(world: Described) -> tuple[int, int]:
     """Height and width of a world's frames."""
     config, patch = world.variant.config, int(world.tokenizer.patch)
-    return config.rows * patch, config.cols * patch
+    ends = world.variant.row_end is not None  # a column that is no picture
+    return config.rows * patch, (config.cols - ends) * patch
 
 
 def resized(world: Described, height: int, width: int) -> Variant:
@@ -88,7 +89,10 @@ def resized(world: Described, height: int, width: int) -> Variant:
     variant, patch = world.variant, int(world.tokenizer.patch)
     if height % patch or width % patch or min(height, width) < patch:
         raise ValueError(f"frames of {height}x{width} asked for; both sides must be multiples of {patch}")
-    config = replace(cast(Any, variant.config), rows=height // patch, cols=width // patch)
+    ends = variant.row_end is not None
+    config = replace(cast(Any, variant.config), rows=height // patch, cols=width // patch + ends)
+    if variant.written:  # its positions are rotary, and building it takes long
+        return replace(variant, config=config)
     states = [built(one).state_dict() for one in (variant.config, config)]
     if any(states[1][key].shape != value.shape for key, value in states[0].items()):
         raise ValueError(f"{world.name} has learned positions of its own frames, {frame_size(world)}: no others")
@@ -162,7 +166,7 @@ def check_steering(world: Described, label: int | Sequence[int] | None, pictures
 
 def check_text(world: Described) -> None:
     """Refuse a text for a world that reads none."""
-    if not world.variant.text:
+    if not world.variant.text and not world.variant.written:
         raise ValueError(f"{world.name} takes no text")
 
 

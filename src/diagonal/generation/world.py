@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -82,6 +82,9 @@ class World:
         """The same weights for frames of another size in pixels, where the model's positions allow it."""
         other = copy(self)
         other.variant = checks.resized(self, height, width)
+        if self.variant.written:
+            other.model = other.runner = self.model.sized(other.variant.config)
+            return other
         with torch.device("meta"):
             other.model = other.runner = other.variant.config.build()
             if self.quantized:
@@ -90,9 +93,19 @@ class World:
         other.model.eval().requires_grad_(False)
         return other
 
-    def guided(self, text: str | Tensor) -> World:
-        """The same world under a text, or under its embeddings (rows, width), from which the model attends."""
+    def guided(self, text: str | Tensor, negative: str = "", guidance_scale: float | None = None) -> World:
+        """The same world under a text, or under its embeddings (rows, width), from which the model attends. Where texts
+        are tokens of the sequence it is led away from `negative`, by the model's own scale if none is given."""
         checks.check_text(self)
+        if self.variant.written:
+            if not isinstance(text, str):
+                raise ValueError(f"embeddings given; {self.name} reads texts as tokens: give the text")
+            other = copy(self)
+            config, other.runner = self.model.behind(text, negative, guidance_scale)
+            other.variant = replace(self.variant, config=config)
+            return other
+        if negative or guidance_scale is not None:
+            raise ValueError(f"{self.name} has no guidance; leave negative and guidance_scale out")
         device = next(self.model.parameters()).device
         if isinstance(text, str):
             from diagonal.text.encoders import ENCODERS, embed
@@ -164,6 +177,10 @@ class World:
         layout = self.layout(known + new)
         units = torch.full((batch, known + new, layout.unit), UNKNOWN, device=known_BTHW.device)
         units[:, :known, : layout.grid.frame_tokens] = known_BTHW.flatten(2)
+        if self.variant.row_end is not None:
+            units[:, :, : layout.grid.frame_tokens].unflatten(2, (config.rows, config.cols))[..., -1] = (
+                self.variant.row_end
+            )
         acts = self._given(lists, known, new) if free else known + new - 1
         units[:, :acts, layout.grid.frame_tokens :] = self._action_ids(lists, batch, acts).to(units)
         prefix = torch.tensor(config.prefix_ids, dtype=units.dtype, device=units.device).expand(batch, -1)
@@ -248,6 +265,8 @@ class World:
         """No frames (B, 0, rows, cols) of a clip for each seed, and whether they are a batch."""
         config = self.variant.config
         checks.check_begins_with_nothing(self)
+        if self.variant.written and not config.prefix_ids:
+            raise ValueError(f"no text given; say what {self.name} is to draw: world.guided('...')")
         batched = not isinstance(seed, int)
         batch = len(seed) if isinstance(seed, Sequence) else 1
         return torch.zeros(batch, 0, config.rows, config.cols, dtype=torch.long, device=self.device), batched
