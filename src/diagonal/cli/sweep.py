@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from diagonal.cli import app, err, out, print_json
@@ -207,4 +208,4 @@ def _print(
         rest = [f"{values[one.schedule]['mean']:.4g}" if one.schedule in values else "" for values in others.values()]
         best = "yes" if one in front else ""
         table.add_row(one.schedule, f"{one.calls:.1f}", short(one.fps), short(one.quality), *rest, best)
-    out.print(table, width=WIDTH)
+    Console(width=WIDTH, highlight=False).print(table)

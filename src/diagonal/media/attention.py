@@ -14,7 +14,7 @@ from diagonal.media.draw import INK, PAPER, colours, font
 from diagonal.media.files import atomic, check_target
 from diagonal.media.video import VideoArray
 from diagonal.planning.grid import IntArray
-from diagonal.planning.plan import Entries, Plan
+from diagonal.planning.plan import Plan
 
 Map = npt.NDArray[np.float32]  # (queries, keys)
 
@@ -120,21 +120,12 @@ def mask_of(plan: Plan) -> tuple[IntArray, IntArray]:
     entries = plan.entries
     stand_in = entries.read != entries.position
     order = np.lexsort((stand_in, entries.position))
-    given = _given(plan, entries)
+    given = ~np.isin(entries.position, entries.write)  # what no entry decodes
     key = np.where(stand_in, STAND_IN, np.where(given, GIVEN, DECODED))
     before = entries.position[None, :] <= entries.position[:, None]
     hidden = np.where(before & ~stand_in[None, :], MASKED, LATER)
     kinds = np.where(entries.visible(), key[None, :], hidden)
     return kinds[np.ix_(order, order)], order
-
-
-def _given(plan: Plan, entries: Entries) -> npt.NDArray[np.bool_]:
-    decoded = np.zeros(plan.layout.length, dtype=bool)
-    decoded[plan.layout.positions()[plan.known :]] = True
-    for frame in range(plan.acts, plan.layout.grid.frames - 1):
-        decoded[plan.layout.after(frame)] = True
-    found: npt.NDArray[np.bool_] = ~decoded[entries.position]
-    return found
 
 
 def save_mask(plan: Plan, path: str | Path, title: str) -> None:
