@@ -22,6 +22,7 @@ from diagonal.planning.plan import Order
 from tests.tiny import TINY, build, tiny_config
 
 LAYOUTS = [Layout(Grid(3, 3, 4), prefix=2), Layout(Grid(3, 3, 4), suffix=1), Layout(Grid(3, 2, 5), 1, 2)]
+LAYOUTS.append(Layout(Grid(3, 3, 5), prefix=1, row_end=True))
 ORDERS = ["raster", "diagonal:k=1", "diagonal:k=2,d=3", "window:s=2", "lossless"]
 
 
@@ -124,8 +125,10 @@ def test_what_an_order_leaves_agrees_with_its_times(layout: Layout, spec: str) -
     """Decoded, masked or missed, by the definition: times alone say what is missed."""
     order, known, frame = Order.of(spec), 1, 2
     found, cells = attention.under(layout, order, known, frame), attention.targets(layout, frame)
-    times = order.schedule.times(Grid(2, layout.grid.rows, layout.grid.cols))
-    step = dict(zip(layout.positions()[known:].ravel().tolist(), times.ravel().tolist(), strict=True))
+    drawn = layout.drawn.cols
+    times = order.schedule.times(Grid(2, layout.grid.rows, drawn))
+    positions = layout.positions()[known:, :, :drawn]
+    step = dict(zip(positions.ravel().tolist(), times.ravel().tolist(), strict=True))
     for row, cell in enumerate(cells.tolist()):
         expected = [
             past < cell and past in step and step[past] >= step[cell] for past in range(found["missed"].shape[1])

@@ -43,8 +43,8 @@ OFFSETS = 12  # the strongest ones are named
 
 
 def targets(layout: Layout, frame: int) -> IntArray:
-    """Positions of the cells of a frame, in raster order; each is sampled from the input before it."""
-    cells = layout.positions()[frame].ravel()
+    """Positions of the cells of a frame that are sampled, in raster order; each from the input before it."""
+    cells = layout.positions()[frame, :, : layout.drawn.cols].ravel()
     sampled: IntArray = cells[cells > 0]  # nothing comes before the first token of all
     return sampled
 
@@ -111,7 +111,7 @@ def under(layout: Layout, order: Order, known: int, frame: int) -> dict[str, Boo
     """
     plan, cells = make_plan(layout, order, known), targets(layout, frame)
     decoded = np.full(layout.length, NONE, dtype=np.int64)
-    decoded[layout.positions()[known:]] = plan.times
+    decoded[layout.positions()[known:, :, : layout.drawn.cols]] = plan.times
     entries = plan.entries
     query = {int(target): index for index, target in enumerate(entries.write) if target != NONE}
     rows = np.array([query[int(cell)] for cell in cells])
