@@ -9,6 +9,7 @@ import pytest
 
 from diagonal.media.video import writer
 from tests import made_weights
+from tests.e2e.conftest import Run, numbers_of
 from tests.e2e.test_evaluate_folders import diagonal, evaluate
 
 MODEL = ("--model", "cosmos/tiny", "--data", "data", "--clips", "2", "--context", "1", "--frames", "8")
@@ -70,6 +71,67 @@ def test_a_sweep_measures_what_is_not_measured_yet(place: Path) -> None:
     assert {"sweep.json", "sweep.png", "scores.json"} <= {file.name for file in (place / "swept").iterdir()}
     again = diagonal(place, "sweep", *options)
     assert json.loads(again.stdout)["measured"] == found["measured"]  # seconds too: nothing was made anew
+    too_fast = diagonal(place, "sweep", *options[:-1], "--target-fps", "1e6")  # all else is shown and written
+    assert too_fast.returncode == 2 and "no schedule reaches 1e+06 FPS: the fastest," in too_fast.stderr
+    table = too_fast.stdout.splitlines()
+    assert table[0].split() == ["schedule", "calls", "FPS", "psnr", "frontier"] and len(table) == 7
+    assert json.loads((place / "swept" / "sweep.json").read_text())["chosen"] is None
+
+
+def test_a_sweep_of_a_diffusion_model_is_over_steps_and_context_levels(tmp_path: Path, forked: Run) -> None:
+    (tmp_path / "prompts.txt").write_text("a cat\na dog\n")
+    size = ("--frames", "9", "--height", "32", "--width", "48")
+    model = ("sweep", "--model", "wan/tiny", "--prompts", "prompts.txt", *size, "--out", "out")
+    options = (
+        "--metrics",
+        "temporal_flickering,frozen",
+        "--steps",
+        "21,11",
+        "--context-levels",
+        "t250,clean",
+        "--json",
+    )
+    found = numbers_of(forked(tmp_path, *model, *options))
+    schedules = [f"diagonal:steps={steps},context={level}" for steps in ("21", "11") for level in ("t250", "clean")]
+    calls = {one["schedule"]: one["calls"] for one in found["measured"]}
+    assert list(calls) == schedules and calls[schedules[0]] < calls[schedules[1]]
+    assert list(found["others"]) == ["frozen"] and list(found["others"]["frozen"]) == schedules
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "videos").rglob("*.mp4")}
+    assert len(made) == 8
+    again = numbers_of(forked(tmp_path, *model, *options))
+    assert again["measured"] == found["measured"]
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+    (tmp_path / "prompts.txt").write_text("a cat\n")
+    done = forked(tmp_path, *model, *options)
+    assert done.returncode == 2 and "holds 1 videos of other prompts, 'a dog-0.mp4'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--model", "wan/tiny", "--metrics", "frozen", "--steps", "21"), "--prompts, a file of prompts, is needed"),
+        (("--model", "wan/tiny", "--steps", "21"), "--metrics is needed, the first one as the quality"),
+        (("--model", "wan/tiny", "--metrics", "frozen"), "--steps, such as 4322222,2222222, or --schedule"),
+        (("--model", "wan/tiny", "--k", "1"), "--k cannot go with wan/tiny"),
+        (
+            ("--model", "wan/tiny", "--metrics", "frozen", "--context-levels", "100"),
+            "--context-levels 100 needs --steps",
+        ),
+        (("--model", "cosmos/tiny", "--steps", "21"), "--steps cannot go with cosmos/tiny"),
+        (
+            (
+                "--model",
+                "cosmos/tiny",
+            ),
+            "--data, a folder of clips, and --out",
+        ),
+    ],
+)
+def test_what_cannot_be_swept_is_told_in_one_line(
+    tmp_path: Path, forked: Run, options: tuple[str, ...], message: str
+) -> None:
+    done = forked(tmp_path, "sweep", "--out", "out", *options)
+    assert done.returncode == 2 and message in done.stderr and not list(tmp_path.iterdir())
 
 
 def test_clips_that_begin_with_nothing_are_made_as_many_as_real_ones(tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ COMMANDS = (
     "evaluate",
     "sweep",
     "report",
+    "attention",
+    "compare",
     "bench",
 )
 

@@ -60,6 +60,7 @@ class TokensPlanned:
         None
     )
     picture: Annotated[Path | None, typer.Option(help="Also draw the wave into this PNG.")] = None
+    mask: Annotated[Path | None, typer.Option(help="Also draw the attention mask of training into this PNG.")] = None
 
 
 @app.command()
@@ -84,7 +85,7 @@ def plan(planned: Planned, tokens: TokensPlanned, row_starts: RowStarts, video: 
     order = row_starts.order(planned.schedule)
     plans = _plans(variant, order, tokens.known_frames, planned.frames)
     memory = _memory(variant, plans, tokens.batch or 1, planned.dtype or "bfloat16", tokens.card)
-    _show(plans[0], order, {"model": planned.model} | memory, tokens.picture, planned.as_json)
+    _show(plans[0], order, {"model": planned.model} | memory, tokens, planned.as_json)
 
 
 def _plan_grid(planned: Planned, tokens: TokensPlanned, order: Order) -> None:
@@ -95,14 +96,15 @@ def _plan_grid(planned: Planned, tokens: TokensPlanned, order: Order) -> None:
     known = tokens.known_frames or 0
     start = int(known == 0) if tokens.prefix is None else tokens.prefix
     layout = Layout(Grid.parse(str(planned.grid)), start, tokens.suffix or 0)
-    _show(make_plan(layout, order, known), order, {}, tokens.picture, planned.as_json)
+    _show(make_plan(layout, order, known), order, {}, tokens, planned.as_json)
 
 
 def _refuse(options: dict[str, str], names: tuple[str, ...], instead: str) -> None:
     refuse({name: options[name] for name in names if name in options}, instead)
 
 
-def _show(made: Plan, order: Order, memory: dict[str, Any], picture: Path | None, as_json: bool) -> None:
+def _show(made: Plan, order: Order, memory: dict[str, Any], tokens: TokensPlanned, as_json: bool) -> None:
+    from diagonal.media.attention import save_mask
     from diagonal.media.draw import save_plan, wave
 
     result = {
@@ -116,11 +118,14 @@ def _show(made: Plan, order: Order, memory: dict[str, Any], picture: Path | None
         "prompt_inputs": int(made.widths[0]),
         "speedup": made.speedup,
     }
-    if picture is not None:
+    pictures = {"picture": tokens.picture, "mask": tokens.mask}
+    if tokens.mask is not None:
+        save_mask(made, tokens.mask, f"{order} on {result['grid']}: who sees whom in training")
+    if tokens.picture is not None:
         title = f"{order} on {result['grid']}: {len(made.steps)} steps, {made.speedup:.1f}x fewer than raster"
-        save_plan(made, picture, title)
+        save_plan(made, tokens.picture, title)
     if as_json:
-        print_json(result | memory | ({} if picture is None else {"picture": str(picture)}))
+        print_json(result | memory | {name: str(path) for name, path in pictures.items() if path is not None})
         return
     out.print(wave(made, out.width))
     table = Table("", "", box=None, show_header=False)

@@ -214,7 +214,7 @@ def video(
         video=_clip(shown, fitting, usual),
         **chosen(denoising, "schedule", "guidance_scale", "num_inference_steps", "keep_sink"),
         **chosen(shown, "negative_prompt") | chosen(size, "height", "width") | chosen(drawn, "seed"),
-        **chosen(output, "decoder", "capture") | _preset(denoising.preset),
+        **chosen(output, "decoder", "capture") | read_preset(denoising.preset),
     )
     _check(name, variant, source, computing, request)
     if many is not None:
@@ -260,7 +260,7 @@ def load_video(name: str, source: Weights, computing: Computing) -> VideoModel:
     return model if computing.kind is None else model.quantize(computing.kind)
 
 
-def _preset(name: str | None) -> dict[str, Preset]:
+def read_preset(name: str | None) -> dict[str, Preset]:
     """The preset by its name, or from its file, with a remark on what else the file says. None: the library's own."""
     from diagonal.planning.presets import find, read_yaml
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from diagonal.evaluation.metrics import Better
 from diagonal.evaluation.statistics import Interval, bootstrap
 from diagonal.media.draw import Panel, Point, save_panels
+
+OTHERS, FRONTIER = "others", "frontier"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +27,35 @@ class Measured:
     quality: Interval
 
 
-def frame_rate(times: Mapping[str, Mapping[str, float]]) -> Interval:
+def frame_rate(times: Mapping[str, Mapping[str, Any]]) -> Interval:
     """Frames a second of one video at a time, with the interval over videos, of what each took."""
     each = np.array([[one["seconds"] / one["frames"]] for one in times.values()])
     seconds = bootstrap(each)
     return Interval(1 / seconds.mean, 1 / seconds.high, 1 / seconds.low)
 
 
-def calls(times: Mapping[str, Mapping[str, float]]) -> float:
+def calls(times: Mapping[str, Mapping[str, Any]]) -> float:
     """Model calls of a video, on average."""
     return float(np.mean([one["calls"] for one in times.values()]))
 
 
-def pareto(measured: Sequence[Measured], better: Better) -> list[Measured]:
-    """Those that no other one reaches in both frame rate and quality, the fastest first."""
+def by_rate(one: Measured) -> float:
+    """How fast it is, in frames a second."""
+    return one.fps.mean
+
+
+def by_calls(one: Measured) -> float:
+    """How fast it is, by the calls that it does not need."""
+    return -one.calls
+
+
+def pareto(
+    measured: Sequence[Measured], better: Better, speed: Callable[[Measured], float] = by_rate
+) -> list[Measured]:
+    """Those that no other one reaches in both speed and quality, the fastest first."""
     sign = _sign(better)
     front: list[Measured] = []
-    for one in sorted(measured, key=lambda one: (-one.fps.mean, -sign * one.quality.mean)):
+    for one in sorted(measured, key=lambda one: (-speed(one), -sign * one.quality.mean)):
         if not front or sign * one.quality.mean > sign * front[-1].quality.mean:
             front.append(one)
     return front
@@ -64,19 +80,31 @@ def _sign(better: Better) -> int:
 
 
 def draw(measured: Sequence[Measured], metric: str, better: Better, path: Path) -> None:
-    """All schedules, and the frontier as a line, over frames a second and over model calls."""
-    front = pareto(measured, better)
-    places: dict[str, Callable[[Measured], float]] = {
-        "frames a second": lambda one: one.fps.mean,
-        "model calls a video": lambda one: one.calls,
-    }
+    """All schedules over frames a second and over model calls, those that differ in d alone as one curve, and the
+    frontier of each."""
+    families: dict[str, list[tuple[Measured, str]]] = {}
+    for one in measured:
+        name, delay = _family(one.schedule)
+        families.setdefault(name, []).append((one, delay))
+    alone = [name for name, members in families.items() if len(members) == 1]
     panels = []
-    for axis, place in places.items():
-        every = [_point(one, place(one), one.schedule) for one in measured]
-        best = [_point(one, place(one)) for one in front]
-        panels.append(Panel(axis, metric, {"measured": every, "frontier": best}, loose=("measured",)))
+    for axis, speed in (("frames a second", by_rate), ("model calls a video", by_calls)):
+        curves: dict[str, list[Point]] = {}
+        for name, members in families.items():
+            several = name not in alone
+            found = [_point(one, abs(speed(one)), delay if several else one.schedule) for one, delay in members]
+            curves.setdefault(name if several else OTHERS, []).extend(found)
+        loose = tuple(curves)
+        curves[FRONTIER] = [Point(abs(speed(one)), one.quality.mean) for one in pareto(measured, better, speed)]
+        panels.append(Panel(axis, f"{metric} ({better.value} is better)", curves, loose, (FRONTIER,), log=True))
     save_panels(panels, path, f"{metric} against speed")
 
 
-def _point(one: Measured, x: float, label: str = "") -> Point:
+def _family(schedule: str) -> tuple[str, str]:
+    """A schedule without its d, and how d is labelled."""
+    found = re.fullmatch(r"(.*),d=([0-9]+)", schedule)
+    return (found[1], f"d={found[2]}") if found else (schedule, "whole")
+
+
+def _point(one: Measured, x: float, label: str) -> Point:
     return Point(x, one.quality.mean, one.quality.low, one.quality.high, label)

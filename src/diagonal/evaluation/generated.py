@@ -13,6 +13,7 @@ A video that is there is not made again. Videos are lossless, so that scores are
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -56,8 +57,12 @@ class Continuation:
 
 def folder_of(out: Path, order: Order | None) -> Path:
     """Where the videos of a schedule are; None: the true ones."""
-    name = REAL if order is None else str(order).replace(":", "-").replace(",", "-").replace(" ", "-")
-    return out / "videos" / name
+    return out / "videos" / (REAL if order is None else named(str(order)))
+
+
+def named(schedule: str) -> str:
+    """A schedule as the name of a folder."""
+    return re.sub(r"[:, ]", "-", schedule)
 
 
 def make(asked: Continuation, orders: Sequence[Order], out: Path) -> Iterator[str]:
@@ -67,7 +72,7 @@ def make(asked: Continuation, orders: Sequence[Order], out: Path) -> Iterator[st
         folder.mkdir(parents=True, exist_ok=True)
         for number, entry in enumerate(asked.entries):
             target = folder / f"{entry.name}.mp4"
-            if not target.exists():
+            if not target.exists() or (order is not None and entry.name not in times(folder)):
                 _make(asked, order, number, target)
             yield f"{folder.name} {entry.name}"
 

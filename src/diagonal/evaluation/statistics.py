@@ -27,6 +27,14 @@ class Interval:
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
+def wilson(hits: int, count: int) -> Interval:
+    """The share of hits with Wilson's 95 % interval: (p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)."""
+    share, z2 = hits / count, 1.959963984540054**2
+    middle, whole = share + z2 / (2 * count), 1 + z2 / count
+    half = (z2 * (share * (1 - share) / count + z2 / (4 * count**2))) ** 0.5
+    return Interval(share, (middle - half) / whole, (middle + half) / whole)
+
+
 def bootstrap(values: FloatArray, draws: int = 2000, seed: int = 0) -> Interval:
     """Resample clips, and seeds within them: `values` is (clips, seeds); entries may be missing (nan)."""
     rng = np.random.default_rng(seed)

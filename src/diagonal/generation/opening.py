@@ -105,6 +105,6 @@ def opening(
     ids = world.actions.tokens(between, world.variant.config.codebook)
     units = torch.full((len(tokens), layout.unit), UNKNOWN, dtype=torch.long)
     units[:, : layout.grid.frame_tokens] = tokens.flatten(1).cpu()
-    units[:-1, layout.grid.frame_tokens :] = torch.tensor(ids, dtype=torch.long).reshape(-1, layout.suffix)
+    units[:-1, layout.grid.frame_tokens :] = torch.tensor(ids, dtype=torch.long).reshape(len(tokens) - 1, layout.suffix)
     dropped = max(0, len(units) - newest) if len(units) >= window else 0
     return units[dropped:], dropped

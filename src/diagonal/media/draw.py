@@ -66,7 +66,7 @@ def save_plan(plan: Plan, path: str | Path, title: str) -> None:
     size = (gap + across * (cols * cell + gap), top + down * (rows * cell + gap) + 28)
     image = Image.new("RGB", (max(size[0], 420), size[1]), PAPER)
     draw = ImageDraw.Draw(image)
-    draw.text((gap, 12), title, fill=INK, font=_font(16))
+    draw.text((gap, 12), title, fill=INK, font=font(16))
     last = len(plan.steps) - 1
     for index, frame in enumerate(plan.times):
         block = colours(frame, last).repeat(cell, axis=0).repeat(cell, axis=1)
@@ -76,7 +76,7 @@ def save_plan(plan: Plan, path: str | Path, title: str) -> None:
         image.paste(Image.fromarray(block), (gap + column * (cols * cell + gap), top + row * (rows * cell + gap)))
     legend = colours(np.linspace(0, last, 200).astype(np.int64), last)[None].repeat(10, axis=0)
     image.paste(Image.fromarray(legend), (gap, size[1] - 22))
-    draw.text((gap + 210, size[1] - 26), f"step 0 to {last}", fill=INK, font=_font(13))
+    draw.text((gap + 210, size[1] - 26), f"step 0 to {last}", fill=INK, font=font(13))
     with atomic(path) as temporary:
         image.save(temporary, format="PNG")
 
@@ -103,7 +103,7 @@ def save_speed(cases: Sequence[Mapping[str, Any]], path: str | Path, title: str)
     ]
     image = Image.new("RGB", (960, 560), PAPER)
     draw, box = ImageDraw.Draw(image), (90, 60, 900, 480)
-    draw.text((16, 16), title, fill=INK, font=_font(18))
+    draw.text((16, 16), title, fill=INK, font=font(18))
     x_axis, y_axis = (_Axis.over([point[axis] for point in measured + floor]) for axis in (0, 1))
 
     def place(point: tuple[float, float]) -> tuple[float, float]:
@@ -112,23 +112,23 @@ def save_speed(cases: Sequence[Mapping[str, Any]], path: str | Path, title: str)
 
     draw.rectangle(box, outline=_GREY)
     for value in x_axis.ticks():
-        draw.text((place((value, y_axis.low))[0], box[3] + 8), f"{value:g}", fill=INK, font=_font(13), anchor="ma")
+        draw.text((place((value, y_axis.low))[0], box[3] + 8), f"{value:g}", fill=INK, font=font(13), anchor="ma")
     for value in y_axis.ticks():
         height = place((x_axis.low, value))[1]
         draw.line((box[0], height, box[2], height), fill=_GREY)
-        draw.text((box[0] - 8, height), f"{value:g}x", fill=INK, font=_font(13), anchor="rm")
-    draw.text(((box[0] + box[2]) / 2, 512), "steps", fill=INK, font=_font(14), anchor="ma")
+        draw.text((box[0] - 8, height), f"{value:g}x", fill=INK, font=font(13), anchor="rm")
+    draw.text(((box[0] + box[2]) / 2, 512), "steps", fill=INK, font=font(14), anchor="ma")
     draw.line([place(point) for point in floor], fill=_FLOOR, width=2)
     for point in floor:
         _dot(draw, place(point), 3, _FLOOR)
-    draw.text((place(floor[0])[0] + 10, place(floor[0])[1] - 4), "floor", fill=_FLOOR, font=_font(13), anchor="lb")
+    draw.text((place(floor[0])[0] + 10, place(floor[0])[1] - 4), "floor", fill=_FLOOR, font=font(13), anchor="lb")
     for case, point in zip(ordered, measured, strict=True):
         _dot(draw, place(point), 5, _POINT)
         right = x_axis.share(point[0]) > 0.5  # the label goes where there is room
         name = case["schedule"] + (f" {numbers(case)}" if several else "")
         label = f"{name}  {point[1]:.2f}x{'  derived' if case['derived'] else ''}"
         at = (place(point)[0] + (-10 if right else 10), place(point)[1] + 6)
-        draw.text(at, label, fill=INK, font=_font(13), anchor="ra" if right else "la")
+        draw.text(at, label, fill=INK, font=font(13), anchor="ra" if right else "la")
     with atomic(path) as temporary:
         image.save(temporary, format="PNG")
 
@@ -174,12 +174,15 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Curves by name over the same two axes; the points of `loose` ones are not connected."""
+    """Curves by name over the same two axes; the points of `loose` ones are not connected, those of `lines` are nothing
+    but the ends of lines. `log`: x in logarithms."""
 
     x: str
     y: str
     curves: Mapping[str, Sequence[Point]]
     loose: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    log: bool = False
 
 
 def save_panels(panels: Sequence[Panel], path: str | Path, title: str, across: int = 2) -> None:
@@ -193,7 +196,7 @@ def save_panels(panels: Sequence[Panel], path: str | Path, title: str, across: i
     down = -(-len(panels) // across)
     image = Image.new("RGB", (min(across, len(panels)) * width, top + down * height + 24 * len(names)), PAPER)
     draw = ImageDraw.Draw(image)
-    draw.text((16, 14), title, fill=INK, font=_font(18))
+    draw.text((16, 14), title, fill=INK, font=font(18))
     for index, panel in enumerate(panels):
         row, column = divmod(index, across)
         left, above = column * width, top + row * height
@@ -201,7 +204,7 @@ def save_panels(panels: Sequence[Panel], path: str | Path, title: str, across: i
     for index, name in enumerate(names):
         line = top + down * height + 24 * index
         _dot(draw, (28, line + 9), 5, tuple(shades[name]))
-        draw.text((44, line), name, fill=INK, font=_font(14))
+        draw.text((44, line), name, fill=INK, font=font(14))
     with atomic(path) as temporary:
         image.save(temporary, format="PNG")
 
@@ -211,35 +214,58 @@ def _panel(draw: Any, panel: Panel, box: tuple[int, int, int, int], shades: Mapp
     ends = [one for point in points for one in (point.y, point.low, point.high) if one is not None]
     (x_low, x_high), (y_low, y_high) = _room([point.x for point in points]), _room(ends)
     left, top, right, bottom = box
+    x_axis = _Axis.over([point.x for point in points]) if panel.log else None
 
     def place(x: float, y: float) -> tuple[float, float]:
-        return (
-            left + (x - x_low) / (x_high - x_low) * (right - left),
-            bottom - (y - y_low) / (y_high - y_low) * (bottom - top),
-        )
+        along = (x - x_low) / (x_high - x_low) if x_axis is None else x_axis.share(x)
+        return left + along * (right - left), bottom - (y - y_low) / (y_high - y_low) * (bottom - top)
 
     draw.rectangle(box, outline=_GREY)
-    for value in _ticks(x_low, x_high):
-        draw.text((place(value, y_low)[0], bottom + 6), f"{value:g}", fill=INK, font=_font(12), anchor="ma")
+    for value in _ticks(x_low, x_high) if x_axis is None else x_axis.ticks():
+        draw.text((place(value, y_low)[0], bottom + 6), f"{value:g}", fill=INK, font=font(12), anchor="ma")
     for value in _ticks(y_low, y_high):
-        at = place(x_low, value)[1]
+        at = place(x_low if x_axis is None else x_axis.low, value)[1]
         draw.line((left, at, right, at), fill=_GREY)
-        draw.text((left - 6, at), f"{value:g}", fill=INK, font=_font(12), anchor="rm")
-    draw.text(((left + right) / 2, bottom + 24), panel.x, fill=INK, font=_font(13), anchor="ma")
-    draw.text((left, top - 6), panel.y, fill=INK, font=_font(13), anchor="lb")
+        draw.text((left - 6, at), f"{value:g}", fill=INK, font=font(12), anchor="rm")
+    draw.text(((left + right) / 2, bottom + 24), panel.x, fill=INK, font=font(13), anchor="ma")
+    draw.text((left, top - 6), panel.y, fill=INK, font=font(13), anchor="lb")
+    for name, curve in panel.curves.items():
+        if name not in panel.loose:
+            draw.line([place(point.x, point.y) for point in curve], fill=tuple(shades[name]), width=2)
     for name, curve in panel.curves.items():
         shade = tuple(shades[name])
-        if name not in panel.loose:
-            draw.line([place(point.x, point.y) for point in curve], fill=shade, width=2)
-        for point in curve:
+        for point in curve if name not in panel.lines else ():
             if point.low is not None and point.high is not None:
                 draw.line((*place(point.x, point.low), *place(point.x, point.high)), fill=shade)
             _dot(draw, place(point.x, point.y), 3, shade)
-            x, y = place(point.x, point.y)
-            late = x > (left + right) / 2  # the label goes where there is room
-            draw.text(
-                (x - 7 if late else x + 7, y - 8), point.label, fill=INK, font=_font(12), anchor="rm" if late else "lm"
-            )
+    _labels(draw, [(*place(point.x, point.y), point.label) for point in points], box)
+
+
+def _labels(draw: Any, marks: Sequence[tuple[float, float, str]], box: tuple[int, int, int, int]) -> None:
+    """Each label beside its mark, where it covers least of the other labels and marks, within the box if it can."""
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y, _ in marks]
+    left, top, right, bottom = box
+    for x, y, text in marks:
+        late = x > (left + right) / 2  # first the side where there is room
+        sides = [(-8, "rm"), (8, "lm")] if late else [(8, "lm"), (-8, "rm")]
+        places = [(x + dx, y + dy, anchor) for dy in (-8, 8, -20, 20) for dx, anchor in sides]
+        places += [(x, y + dy, "mm") for dy in (-16, 16, -30, 30)]
+
+        def cost(at: tuple[float, float, str], text: str = text) -> float:
+            found: tuple[float, ...] = draw.textbbox(at[:2], text, font=font(12), anchor=at[2])
+            outside = max(0, left - found[0], found[2] - right, top - found[1], found[3] - bottom)
+            return float(100 * outside) + sum(_overlap(found, one) for one in taken)
+
+        best = min(places, key=cost)
+        if text:
+            taken.append(draw.textbbox(best[:2], text, font=font(12), anchor=best[2]))
+            draw.text(best[:2], text, fill=INK, font=font(12), anchor=best[2])
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> float:
+    """The area that two boxes share."""
+    across, down = (float(min(one[i + 2], other[i + 2]) - max(one[i], other[i])) for i in (0, 1))
+    return max(0.0, across) * max(0.0, down)
 
 
 def _room(values: Sequence[float]) -> tuple[float, float]:
@@ -268,7 +294,7 @@ def side_by_side(videos: Sequence[VideoArray], labels: Sequence[str]) -> VideoAr
     canvas = Image.new("RGB", (total + total % 2, height + band + (height + band) % 2), PAPER)
     draw = ImageDraw.Draw(canvas)
     for index, label in enumerate(labels):
-        draw.text((index * (width + gap) + 6, 7), label, fill=INK, font=_font(15))
+        draw.text((index * (width + gap) + 6, 7), label, fill=INK, font=font(15))
     result = np.repeat(np.asarray(canvas)[None], frames, axis=0)
     for index, video in enumerate(videos):
         left = index * (width + gap)
@@ -281,10 +307,10 @@ def stamp(frames: VideoArray, text: str) -> VideoArray:
     from PIL import Image, ImageDraw
 
     height, width = frames.shape[-3:-1]
-    font = _font(max(8, height // 24))
-    left, top, right, bottom = font.getbbox(text)
+    letters = font(max(8, height // 24))
+    left, top, right, bottom = letters.getbbox(text)
     label = Image.new("RGB", (int(right - left) + 6, int(bottom - top) + 6), PAPER)
-    ImageDraw.Draw(label).text((3 - left, 3 - top), text, fill=INK, font=font)
+    ImageDraw.Draw(label).text((3 - left, 3 - top), text, fill=INK, font=letters)
     pixels = np.asarray(label)[:height, :width]
     marked = frames.copy()
     marked[..., height - len(pixels) :, : pixels.shape[1], :] = pixels
@@ -304,7 +330,8 @@ def test_card(height: int, width: int) -> VideoArray:
     return picture.astype(np.uint8)[None]
 
 
-def _font(size: int) -> Any:
+def font(size: int) -> Any:
+    """The font of all pictures."""
     from PIL import ImageFont
 
     return ImageFont.load_default(size)
