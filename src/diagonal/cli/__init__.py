@@ -40,6 +40,7 @@ COMMANDS = (
     "distill",
     "evaluate",
     "sweep",
+    "verify",
     "bench",
 )
 

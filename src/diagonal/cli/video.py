@@ -15,6 +15,7 @@ from rich.table import Table
 from diagonal.cli import app, err, out, print_json, progress_bar, remark_random
 from diagonal.cli.options import Computing, Fitting, Json, chosen, flat
 from diagonal.cli.prompts import check_computing, check_is_text
+from diagonal.cli.signing import Watermarking
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -172,6 +173,7 @@ def video(
     denoising: Denoising,
     drawn: SamplingOptions,
     output: Output,
+    signing: Watermarking,
 ) -> None:
     """Make a video from a prompt with a diffusion model: frames are written as they complete."""
     if output.out_path == "-" and output.as_json:
@@ -180,8 +182,10 @@ def video(
         raise ValueError("--decoder none makes no frames to write; take vae or preview")
     from diagonal.catalog.names import find
     from diagonal.catalog.variants import diffusion_variant
+    from diagonal.generation.origin import of_request
     from diagonal.generation.request import Request
-    from diagonal.media.video import check_target, enlarge, to_be_seen, writer
+    from diagonal.media.provenance.writing import marked_writer
+    from diagonal.media.video import check_target, enlarge, to_be_seen
 
     # All that can be refused is refused before a large model is loaded.
     name, source = origin.model, origin.source()
@@ -200,14 +204,16 @@ def video(
         **chosen(output, "decoder", "capture") | _preset(denoising.preset),
     )
     _check(name, variant, source, computing, request)
+    marking = signing.marking(output.out_path)
     model = load_video(name, source, computing)
     session = model.stream(request)
     asked = size.height or size.width  # who says how large it is gets just that
     scale = output.scale or (1 if asked else to_be_seen(variant.size[0]))
-    with writer(output.out_path, variant.fps) as file:
+    with marked_writer(output.out_path, variant.fps, of_request(model, request), marking, from_text=True) as file:
         run = _run(session, lambda frames: file.write(enlarge(frames, scale)))
     shared = {"model": name, "weights": model.weights} | _facts(request, denoising.preset)
     shared |= dict(zip(("height", "width"), usual, strict=True)) | {"scale": scale, "out": output.out_path}
+    shared |= {"credentials": marking.words, "watermark": signing.watermark}
     if output.as_json:
         print_json(shared | run.report() | {"changes": [asdict(change) for change in session.changes]})
     elif output.out_path != "-":
@@ -325,5 +331,6 @@ def _print(run: VideoTiming, shared: dict[str, Any], session: ChunkSession) -> N
         out.print(f"from chunk {change.applied_at} on: {change.prompt}", markup=False)
     behind = f" behind {run.given_frames} given" if run.given_frames else ""
     made = f"{run.frames} frames of {shared['model']} ({shared['weights']} weights){behind} in {shared['out']}"
-    out.print(f"{made}; {shared['preset']}, {shared['schedule']}", markup=False)
+    marks = f"credentials: {shared['credentials']}; watermark: {'yes' if shared['watermark'] else 'no'}"
+    out.print(f"{made}; {shared['preset']}, {shared['schedule']}; {marks}", markup=False)
     out.print("[dim]seconds: all model calls and the decoding of frames to pixels; loading and the text not counted[/]")
