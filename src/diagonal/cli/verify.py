@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from diagonal.cli import app, out, print_json
 from diagonal.cli.options import Json, flat
@@ -52,12 +53,14 @@ def verify(looked: Looked) -> None:
 
 def _print(verdicts: list[Verdict]) -> None:
     table = Table("file", "credentials", "signed by", "made with", "model", "watermark", box=None)
+    for column in table.columns:
+        column.overflow = "fold"
     for verdict in verdicts:
         found = verdict.credentials
         model = str(found.statement.get("model", ""))
         cells = verdict.path, found.state, found.signer, found.generator, model, _watermark(verdict.watermark)
-        table.add_row(*map(plain, cells))
-    out.print(table, markup=False)
+        table.add_row(*(Text(plain(cell)) for cell in cells))
+    out.print(table)
     for verdict in verdicts:
         for line in (*verdict.credentials.problems, *_remarks(verdict)):
             out.print(plain(f"{verdict.path}: {line}"), markup=False)

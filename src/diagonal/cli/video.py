@@ -211,9 +211,10 @@ def video(
     scale = output.scale or (1 if asked else to_be_seen(variant.size[0]))
     with marked_writer(output.out_path, variant.fps, of_request(model, request), marking, from_text=True) as file:
         run = _run(session, lambda frames: file.write(enlarge(frames, scale)))
+        marked = 0.0 if file.watermark is None else file.watermark.seconds
     shared = {"model": name, "weights": model.weights} | _facts(request, denoising.preset)
     shared |= dict(zip(("height", "width"), usual, strict=True)) | {"scale": scale, "out": output.out_path}
-    shared |= {"credentials": marking.words, "watermark": signing.watermark}
+    shared |= {"credentials": marking.words, "watermark": signing.watermark, "watermark_seconds": marked}
     if output.as_json:
         print_json(shared | run.report() | {"changes": [asdict(change) for change in session.changes]})
     elif output.out_path != "-":
@@ -333,4 +334,6 @@ def _print(run: VideoTiming, shared: dict[str, Any], session: ChunkSession) -> N
     made = f"{run.frames} frames of {shared['model']} ({shared['weights']} weights){behind} in {shared['out']}"
     marks = f"credentials: {shared['credentials']}; watermark: {'yes' if shared['watermark'] else 'no'}"
     out.print(f"{made}; {shared['preset']}, {shared['schedule']}; {marks}", markup=False)
-    out.print("[dim]seconds: all model calls and the decoding of frames to pixels; loading and the text not counted[/]")
+    marked = f", {shared['watermark_seconds']:.1f} s of them for the watermark" if shared["watermark"] else ""
+    seconds = "seconds: all model calls and the decoding of frames to pixels; loading and the text not counted"
+    out.print(f"[dim]{seconds}{marked}[/]")

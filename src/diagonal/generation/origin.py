@@ -48,6 +48,7 @@ def of_request(model: VideoModel, request: Request) -> Origin:
         if given is not None:
             told[name] = frames_told(given)
     how = request.how()
+    asked: dict[str, str | int | float | None]
     asked = {"decoder": request.decoder, "guidance_scale": how.guidance_scale, "num_frames": request.num_frames}
     return Origin(
         model=model.name,

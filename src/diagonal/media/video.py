@@ -90,10 +90,11 @@ def read_luma(source: str | Path, most: int | None = None) -> VideoArray:
 
 
 def spread(source: str | Path, most: int) -> VideoArray:
-    """At most so many frames (T, H, W, 3) from all over a video file, as far as it can be decoded."""
+    """At most so many frames (T, H, W, 3) from all over a video file, as far as it can be decoded. They are an odd
+    number of frames apart: of what is in every second or fourth frame, some is among them."""
     path = Path(source)
     count = header(path).frames
-    step = 1 if count is None else max(1, count // most)
+    step = 1 if count is None else max(1, (count // most - 1) | 1)
     found: list[VideoArray] = []
     try:
         for index, frame in enumerate(_frames(path)):

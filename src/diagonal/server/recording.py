@@ -8,8 +8,8 @@ from functools import partial
 from itertools import combinations
 from pathlib import Path
 
-from diagonal.generation.world import World
 from diagonal.generation.origin import of_world
+from diagonal.generation.world import World
 from diagonal.media.draw import stamp
 from diagonal.media.provenance.origin import Origin
 from diagonal.media.provenance.writing import Marking, marked_writer

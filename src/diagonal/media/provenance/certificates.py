@@ -125,40 +125,45 @@ def _create(path: Path) -> bool:
 
 
 def make_pair(name: str, valid: timedelta) -> tuple[EllipticCurvePrivateKey, list[x509.Certificate]]:
-    """A new key (P-256), and its certificate with that of the root, as C2PA asks for them."""
+    """A new key (P-256), and its certificates."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    return key, certify(name, key.public_key(), valid)
+
+
+def certify(name: str, public: Any, valid: timedelta) -> list[x509.Certificate]:
+    """A certificate for a public key, as C2PA asks for it, and that of a new root, whose key is not kept."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    root_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    root_name, own_name = _name(f"{name}: root"), _name(name)
+    root_key, root_name = ec.generate_private_key(ec.SECP256R1()), _name(f"{name}: root")
     begin = datetime.now(UTC) - timedelta(minutes=5)  # clocks differ
 
-    def builder(subject: x509.Name, public: Any, authority: bool) -> x509.CertificateBuilder:
-        usage = dict.fromkeys(
-            ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only"), False
-        )
-        usage |= {"decipher_only": False, "digital_signature": not authority}
-        usage |= {"key_cert_sign": authority, "crl_sign": authority}
+    def builder(subject: x509.Name, key: Any, authority: bool) -> x509.CertificateBuilder:
+        never = "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"
+        usage = dict.fromkeys((*never, "encipher_only", "decipher_only"), False)
+        usage |= {"digital_signature": not authority, "key_cert_sign": authority, "crl_sign": authority}
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(root_name)
-            .public_key(public)
+            .public_key(key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(begin)
             .not_valid_after(begin + valid)
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
             .add_extension(x509.KeyUsage(**usage), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(root_key.public_key()), critical=False)
         )
 
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.EMAIL_PROTECTION])
-    leaf = builder(own_name, key.public_key(), authority=False).add_extension(purpose, critical=True)
+    leaf = builder(_name(name), public, authority=False).add_extension(purpose, critical=True)
     root = builder(root_name, root_key.public_key(), authority=True)
-    return key, [leaf.sign(root_key, hashes.SHA256()), root.sign(root_key, hashes.SHA256())]
+    return [leaf.sign(root_key, hashes.SHA256()), root.sign(root_key, hashes.SHA256())]
 
 
 def _name(common: str) -> x509.Name:

@@ -13,13 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import diagonal
 from diagonal.media.provenance.certificates import Identity
-
-if TYPE_CHECKING:
-    import c2pa
 
 FORMATS = {".mp4": "video/mp4", ".mov": "video/quicktime", ".m4v": "video/mp4"}
 STATEMENT = "diagonal.generation"  # the label of our own assertion

@@ -2,10 +2,10 @@
 
     bits = 4 of the family | 12 of the run | 16 of CRC-16/XMODEM over these two bytes, turned by a constant
 
-A reader has a likelihood for every bit. It takes the word, and the words in which any of the `UNSURE` least certain bits
-are the other way, and accepts one whose checksum fits and whose family is known. In frames without a mark the word is
-taken as drawn at random, every checksum as likely as any other, so that one file in 1 / `FALSE_ALARM` is accepted by
-mistake; `benchmarks/watermark.py` counts it.
+A reader has a logit for every bit. It takes the word, and the words in which any of the `UNSURE` least certain bits are
+the other way, and accepts one whose checksum fits and whose family is known. In frames without a mark the word is taken
+as drawn at random, every checksum as likely as any other, so that one file in 1 / `FALSE_ALARM` is accepted by mistake;
+`benchmarks/watermark.py` counts it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def checksum(message: int) -> int:
 
 
 def decode(soft: Soft) -> Payload | None:
-    """The payload in 32 likelihoods, above zero for a one; None: there is none. Of several that fit, the likeliest."""
+    """The payload in 32 logits, above zero for a one; None: there is none. Of several that fit, the likeliest."""
     unsure = np.argsort(np.abs(soft), kind="stable")[:UNSURE]
     fitting = []
     for flips in product((0, 1), repeat=UNSURE):

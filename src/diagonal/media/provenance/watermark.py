@@ -1,15 +1,18 @@
 """A watermark that is not seen: RivaGAN (Zhang, Xu, Cuesta-Infante, Veeramachaneni, 2019, "Robust invisible video
 watermarking with attention"), 32 bits in every frame, by ONNX networks that `invisible-watermark` carries.
 
-RivaGAN changes pixels by two levels at most and is slow: its time is that of its pixels. So the pattern is made for a
-frame of SIZE and enlarged to the frame's own size, which also makes it survive scaling; the frames behind it carry the
-same pattern, until the `every`-th has one of its own. It is made stronger where its own reader would miss a bit.
+RivaGAN changes pixels by two levels at most, in a pattern that depends on the picture, and takes time for every pixel.
+So the pattern is made for a picture of SIZE and enlarged to the frame's own size, which also lets it survive scaling.
+Every `every`-th frame has a pattern of its own; those behind it carry the same one, which is read as well as long as
+little moves. It is made stronger where its own reader would miss a bit. A reader adds up the logits of frames: those of
+a frame with its own pattern are several times as large as those of any other.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,10 +23,11 @@ import numpy.typing as npt
 from diagonal.media.provenance.payload import BITS, Payload, Soft, decode
 from diagonal.media.video import VideoArray, resize
 
-SIZE = (96, 160)  # height and width at which patterns are made and read
+SIZE = (72, 96)  # height and width at which patterns are made and read
 STRENGTHS = (1.0, 1.5, 2.0)  # times RivaGAN's own; the least one is taken that its reader reads
-EVERY = 8  # frames of a file that share a pattern
-LOOKED_AT = 16  # frames of a file that are read
+EVERY = 4  # frames of a file that share a pattern
+LIVE = 12  # likewise of a stream, which is watched while it is made
+LOOKED_AT = 24  # frames of a file that are read
 
 Pattern = npt.NDArray[np.float32]
 
@@ -35,11 +39,12 @@ class Watermark:
         if every < 1:
             raise ValueError(f"a new pattern every {every} frames asked for; at least 1")
         self.payload, self.every = payload, every
-        self.frames = 0
+        self.frames, self.seconds = 0, 0.0  # marked, and what it took
         self._pattern: Pattern | None = None
 
     def mark(self, frames: VideoArray) -> VideoArray:
         """The next frames (T, H, W, 3) or one frame (H, W, 3), marked."""
+        began = time.perf_counter()
         video = frames if frames.ndim == 4 else frames[None]
         marked = np.empty_like(video)
         for target, frame in zip(marked, video, strict=True):
@@ -47,12 +52,13 @@ class Watermark:
                 self._pattern = pattern(frame, self.payload.bits())
             target[...] = _added(frame, self._pattern)
             self.frames += 1
+        self.seconds += time.perf_counter() - began
         return marked if frames.ndim == 4 else marked[0]
 
     def statement(self) -> dict[str, Any]:
         """What credentials say of it."""
         about = {"method": "RivaGAN, 32 bits", "family": self.payload.name, "run": self.payload.run}
-        return about | {"new_pattern_every": self.every, "frames": self.frames}
+        return about | {"new_pattern_every": self.every}
 
 
 def check_installed(instead: str = "") -> None:
@@ -81,10 +87,10 @@ def pattern(frame: VideoArray, bits: npt.NDArray[np.uint8]) -> Pattern:
 
 
 def read_frames(frames: VideoArray) -> Soft:
-    """For each frame (T, H, W, 3) 32 likelihoods from -1 to 1, above zero for a one."""
+    """For each frame (T, H, W, 3) the logits of the 32 bits: above zero for a one."""
     small, decoder = resize(frames, *SIZE), _networks()[1]
     read = [decoder.run(None, {"frame": _input(one[None])})[0][0] for one in small]
-    return np.tanh(np.stack(read).astype(np.float64))
+    return np.stack(read).astype(np.float64)
 
 
 def find(frames: VideoArray) -> Payload | None:
@@ -93,7 +99,8 @@ def find(frames: VideoArray) -> Payload | None:
 
 
 def _added(frame: VideoArray, change: Pattern) -> VideoArray:
-    return np.clip(np.rint(frame + change), 0, 255).astype(np.uint8)
+    changed: VideoArray = np.clip(np.rint(frame + change), 0, 255).astype(np.uint8)
+    return changed
 
 
 def _input(frames: VideoArray) -> npt.NDArray[np.float32]:

@@ -1,7 +1,7 @@
 """Writing a video with its marks: the one way in which commands and the server write what a model made.
 
-    with marked_writer("out.mp4", fps, origin, marking) as video:
-        video.write(frames)
+with marked_writer("out.mp4", fps, origin, marking) as video:
+    video.write(frames)
 """
 
 from __future__ import annotations
@@ -109,9 +109,15 @@ def marked_writer(
 
 def statement(marked: MarkedWriter, marking: Marking, from_text: bool) -> dict[str, Any]:
     """What the credentials of a video say: its origin, how many frames, and its watermark, or why it has none."""
-    why = "switched off" if from_text else "none: only videos from texts have one"
-    about = why if marked.watermark is None else marked.watermark.statement()
+    about = watermark_statement(marked.watermark, from_text)
     return marked.origin.statement(marking.private) | {"frames": marked.count, "watermark": about}
+
+
+def watermark_statement(watermark: Watermark | None, from_text: bool) -> dict[str, Any] | str:
+    """The watermark of a video, or why it has none."""
+    if watermark is None:
+        return "switched off" if from_text else "none: only videos from texts have one"
+    return watermark.statement()
 
 
 def signed_by(key: str | Path | None, certificate: str | Path | None) -> tuple[Identity, bool]:
