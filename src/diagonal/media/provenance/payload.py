@@ -11,6 +11,7 @@ as drawn at random, every checksum as likely as any other, so that one file in 1
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -51,30 +52,29 @@ class Payload:
     def bits(self) -> npt.NDArray[np.uint8]:
         """The 32 bits, the first of them the highest."""
         message = self.family << RUN_BITS | self.run
-        word = message << CHECK_BITS | checksum(message)
+        word = message << CHECK_BITS | int(checksums()[message]) ^ TURN
         return np.array([word >> place & 1 for place in reversed(range(BITS))], dtype=np.uint8)
 
 
-def checksum(message: int) -> int:
-    """Of 16 bits: CRC-16/XMODEM (x^16 + x^12 + x^5 + 1) of its two bytes, turned."""
-    remainder = 0
-    for byte in message.to_bytes(2, "big"):
-        remainder ^= byte << 8
-        for _ in range(8):
-            remainder = (remainder << 1 ^ (0x1021 if remainder & 0x8000 else 0)) & 0xFFFF
-    return remainder ^ TURN
+@cache
+def checksums() -> npt.NDArray[np.int64]:
+    """Of all messages of 16 bits: CRC-16/XMODEM (x^16 + x^12 + x^5 + 1) of the two bytes."""
+    remainder = np.arange(2**16)
+    for _ in range(16):
+        remainder = (remainder << 1 ^ np.where(remainder & 0x8000, 0x1021, 0)) & 0xFFFF
+    return remainder
 
 
-def decode(soft: Soft) -> Payload | None:
-    """The payload in 32 logits, above zero for a one; None: there is none. Of several that fit, the likeliest."""
+def decode(soft: Soft, turn: int = TURN) -> Payload | None:
+    """The payload in 32 logits, above zero for a one; None: there is none. Of several that fit, the
+    likeliest. `turn`: another constant of the checksum, to count what chance accepts."""
     unsure = np.argsort(np.abs(soft), kind="stable")[:UNSURE]
+    read = int("".join("1" if one > 0 else "0" for one in soft), 2)
     fitting = []
     for flips in product((0, 1), repeat=UNSURE):
-        bits = (soft > 0).astype(int)
-        bits[unsure] ^= np.array(flips)
-        word = int("".join(map(str, bits)), 2)
+        word = read ^ sum(flip << BITS - 1 - int(place) for flip, place in zip(flips, unsure, strict=True))
         message, check = word >> CHECK_BITS, word & 2**CHECK_BITS - 1
-        if checksum(message) == check and message >> RUN_BITS in KNOWN:
+        if checksums()[message] ^ turn == check and message >> RUN_BITS in KNOWN:
             fitting.append((float(np.abs(soft[unsure]) @ np.array(flips)), message))
     if not fitting:
         return None

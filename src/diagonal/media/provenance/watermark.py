@@ -4,8 +4,8 @@ watermarking with attention"), 32 bits in every frame, by ONNX networks that `in
 RivaGAN changes pixels by two levels at most, in a pattern that depends on the picture, and takes time for every pixel.
 So the pattern is made for a picture of SIZE and enlarged to the frame's own size, which also lets it survive scaling.
 Every `every`-th frame has a pattern of its own; those behind it carry the same one, which is read as well as long as
-little moves. It is made stronger where its own reader would miss a bit. A reader adds up the logits of frames: those of
-a frame with its own pattern are several times as large as those of any other.
+little moves. It is made stronger where its own reader would miss a bit. A reader weighs frames by the size of their
+logits: those of a frame with its own pattern are several times as large as those of any other.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import numpy.typing as npt
 from diagonal.media.provenance.payload import BITS, Payload, Soft, decode
 from diagonal.media.video import VideoArray, resize
 
-SIZE = (72, 96)  # height and width at which patterns are made and read
+SIZE = (96, 128)  # height and width at which patterns are made and read
 STRENGTHS = (1.0, 1.5, 2.0)  # times RivaGAN's own; the least one is taken that its reader reads
-EVERY = 4  # frames of a file that share a pattern
-LIVE = 12  # likewise of a stream, which is watched while it is made
+EVERY = 2  # frames of a file that share a pattern
+LIVE = 4  # likewise of a stream, which is watched while it is made
 LOOKED_AT = 24  # frames of a file that are read
 
 Pattern = npt.NDArray[np.float32]
@@ -94,8 +94,10 @@ def read_frames(frames: VideoArray) -> Soft:
 
 
 def find(frames: VideoArray) -> Payload | None:
-    """The watermark in some frames of one video: the mean of what they say."""
-    return decode(read_frames(frames).mean(0))
+    """The watermark in some frames of one video, by the sum of their logits, each frame's times their mean size: so a
+    frame with a pattern of its own counts more than one without."""
+    logits = read_frames(frames)
+    return decode((logits * np.abs(logits).mean(1, keepdims=True)).mean(0))
 
 
 def _added(frame: VideoArray, change: Pattern) -> VideoArray:
