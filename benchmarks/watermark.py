@@ -27,8 +27,8 @@ import numpy as np
 import diagonal
 from diagonal.media.provenance import credentials
 from diagonal.media.provenance.certificates import Identity, make_pair
-from diagonal.media.provenance.payload import FALSE_ALARM, UNSURE, Payload, decode
-from diagonal.media.provenance.watermark import EVERY, LOOKED_AT, SIZE, STRENGTHS, Soft, Watermark, read_frames
+from diagonal.media.provenance.payload import FALSE_ALARM, UNSURE, Payload, Soft, decode
+from diagonal.media.provenance.watermark import EVERY, LOOKED_AT, SIZE, STRENGTHS, Watermark, read_frames
 from diagonal.media.video import CONTAINERS, VideoArray, enlarge, read, resize, to_be_seen, writer
 from diagonal.worlds import vizdoom
 
@@ -54,8 +54,11 @@ def encoded(frames: VideoArray, crf: int) -> VideoArray:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")))
         container.mux(stream.encode())
     file.seek(0)
-    with av.open(file) as container:
-        return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
+    with av.open(file, "r") as written:
+        found: list[VideoArray] = [
+            frame.to_ndarray(format="rgb24").astype(np.uint8) for frame in written.decode(video=0)
+        ]
+        return np.stack(found)
 
 
 def halved(frames: VideoArray) -> VideoArray:
@@ -183,7 +186,11 @@ def main() -> None:
     asked = parser.parse_args()
     clips = sorted(path for path in asked.clips.iterdir() if path.suffix in CONTAINERS)
     for part in asked.only or PARTS:
-        about = {"load": os.getloadavg()[0], "cores": os.cpu_count(), "threads": os.environ.get("OMP_NUM_THREADS")}
+        about: dict[str, Any] = {
+            "load": os.getloadavg()[0],
+            "cores": os.cpu_count(),
+            "threads": os.environ.get("OMP_NUM_THREADS"),
+        }
         if part == "signing":
             about |= signing(asked.json.parent)
         elif part == "videos":

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def made(forked, tmp_path_factory) -> Path:
     return folder
 
 
-def verify(run, folder: Path, *arguments: str) -> tuple[int, dict[str, dict[str, object]]]:
+def verify(run, folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     done = run(folder, "verify", *arguments, "--json")
     return done.returncode, {one["file"]: one for one in json.loads(done.stdout)["files"]}
 
@@ -69,7 +70,7 @@ def test_exit_codes_say_what_is_wrong(forked, made):
     data[len(data) // 2] ^= 1
     (made / "changed.mp4").write_bytes(data)
     write_pair(made, "foreign")
-    states = {}
+    states: dict[tuple[int, str], str] = {}
     for code, *arguments in (
         (0, "generate.mp4", "video.mp4", "local.mp4"),
         (1, "generate.mp4", "changed.mp4", "plain.mp4"),

@@ -33,7 +33,7 @@ def pair(tmp_path_factory) -> tuple[Path, Path, Path]:
 
 @pytest.fixture(scope="module")
 def signed(pair, tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("signed") / "out.mp4"
+    path: Path = tmp_path_factory.mktemp("signed") / "out.mp4"
     with marked_writer(path, 8, ORIGIN, Marking(signed_by(*pair[:2])[0])) as file:
         file.write(noise())
         file.tell("moves", "left*6")

@@ -33,7 +33,12 @@ def test_large_files_are_hashed_once_and_again_when_they_change(tmp_path, monkey
     monkeypatch.setattr(kept, "LARGE", 1)
     path, counted = tmp_path / "a.safetensors", []
     computed = kept._computed
-    monkeypatch.setattr(kept, "_computed", lambda file: counted.append(file) or computed(file))
+
+    def count(file):
+        counted.append(file)
+        return computed(file)
+
+    monkeypatch.setattr(kept, "_computed", count)
     path.write_bytes(b"one")
     assert hashes(path) == hashes(path) and len(counted) == 1
     path.write_bytes(b"other")
