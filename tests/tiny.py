@@ -20,7 +20,9 @@ from diagonal.planning.plan import Plan
 from diagonal.planning.sampling import Sampling
 
 TOKENS = [name for name in listing("models") if isinstance(find("models", name), Variant)]  # the rest denoises latents
-TINY = [name for name in TOKENS if "tiny" in name]  # every family has at least one
+ALL_TINY = [name for name in TOKENS if "tiny" in name]  # every family has at least one
+TINY = [name for name in ALL_TINY if find("models", name).prompt_frames]  # those that continue a clip
+PLAIN = [*TINY, "videogpt/tiny"]  # as models alone, on any grid, bound to nothing
 GREEDY = Sampling(temperature=0)
 
 

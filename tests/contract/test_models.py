@@ -15,14 +15,14 @@ from diagonal.engine.attention import Dense, Full
 from diagonal.generation.load import load
 from diagonal.media import draw
 from diagonal.text.encoders import ENCODERS
-from tests.tiny import GREEDY, TINY, TOKENS, build, tiny_config
+from tests.tiny import ALL_TINY, GREEDY, PLAIN, TINY, TOKENS, build, tiny_config
 
 DIFFUSION = [name for name in listing("models") if isinstance(find("models", name), DiffusionVariant)]
 TINY_DIFFUSION = [name for name in DIFFUSION if "tiny" in name]
 
 
 def test_every_family_has_a_tiny_variant() -> None:
-    assert {name.partition("/")[0] for name in (*TINY, *TINY_DIFFUSION)} == set(families("models"))
+    assert {name.partition("/")[0] for name in (*ALL_TINY, *TINY_DIFFUSION)} == set(families("models"))
 
 
 @pytest.mark.parametrize("name", TOKENS)
@@ -56,7 +56,7 @@ def test_an_untrained_model_sees_its_prompt(name: str, seed: int) -> None:
     assert not torch.equal(one.tokens, two.tokens) and not np.array_equal(one.frames, two.frames)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", PLAIN)
 def test_the_order_of_inputs_in_a_call_does_not_matter(name: str) -> None:
     """A model sees positions, not places in the call: scattered inputs give the logits of the sorted ones."""
     config = tiny_config(name)
@@ -70,7 +70,7 @@ def test_the_order_of_inputs_in_a_call_does_not_matter(name: str) -> None:
     torch.testing.assert_close(logits, sorted_logits[:, shuffled], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", PLAIN)
 def test_keep_computes_the_logits_of_the_kept_inputs_only(name: str) -> None:
     config = tiny_config(name)
     model: Any = build(config)
@@ -96,6 +96,18 @@ def test_a_tokenizer_maps_frames_to_its_models_grid_and_streams(name: str) -> No
     assert [part.shape[1] for part in frames] == [1, stride, stride]
     streamed = torch.cat(frames, dim=1)
     assert (streamed.int() - whole.int()).abs().max() <= 1
+
+
+def test_a_tokenizer_of_whole_clips_maps_them_to_its_models_grid() -> None:
+    """Of whole clips n token frames are n strides, and each call of `decode` is a clip."""
+    variant = find("models", "videogpt/tiny")
+    tokenizer: Any = build(find("tokenizers", variant.tokenizer))
+    rows, cols, patch, stride = variant.config.rows, variant.config.cols, tokenizer.patch, tokenizer.stride
+    video = torch.randint(256, (2, 3 * stride, 3, rows * patch, cols * patch), dtype=torch.uint8)
+    tokens = tokenizer.encode(video)
+    assert tokenizer.whole and tokens.shape == (2, 3, rows, cols) and tokens.dtype == torch.int64
+    pixels = tokenizer.decode(tokens, {})
+    assert pixels.shape == video.shape and pixels.dtype == torch.uint8
 
 
 @pytest.mark.parametrize("name", DIFFUSION)

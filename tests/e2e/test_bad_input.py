@@ -102,7 +102,10 @@ PLANS = {
     "d beyond the frame": (["--grid", "3x4x4", "--schedule", "diagonal:k=1,d=8"], ["d=8", "1 to 7", "4x4"]),
     "window of 0": (["--grid", "3x4x4", "--schedule", "window:s=0"], ["s=0", "at least 1"]),
     "window without s": (["--grid", "3x4x4", "--schedule", "window"], ["lacks s", "window:s=1"]),
-    "unknown schedule": (["--grid", "3x4x4", "--schedule", "zigzag"], ["'zigzag'", "diagonal, raster, window"]),
+    "unknown schedule": (
+        ["--grid", "3x4x4", "--schedule", "zigzag"],
+        ["'zigzag'", "diagonal, lossless, raster, window"],
+    ),
     "unknown field": (["--grid", "3x4x4", "--schedule", "diagonal:q=1"], ["'q=1'", "k=..., d=..."]),
     "field of raster": (["--grid", "3x4x4", "--schedule", "raster:k=1"], ["'k=1'", "no fields"]),
     "number in words": (["--grid", "3x4x4", "--schedule", "diagonal:k=two"], ["'two'", "whole number"]),
@@ -155,7 +158,7 @@ def test_an_option_that_cannot_be_read_is_named(tmp_path, arguments, words):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--schedule", "zigzag"], ["'zigzag'", "diagonal, raster, window"]),
+        (["--schedule", "zigzag"], ["'zigzag'", "diagonal, lossless, raster, window"]),
         (["--compare", "diagonal:k=0"], ["k=0", "at least 1"]),
         (["--out", "-", "--json"], ["--out -", "--json"]),
         (["--out", "-", "--compare", "raster"], ["--out -", "--compare"]),

@@ -376,7 +376,7 @@ WRONG = {
     ),
     "not a judge": (
         ["evaluate", "--model", "doom/tiny", "{world}", "--data", "{}/data/held-out", "--judge", "{}/base"],
-        ["does not fit the judge"],
+        ["the checkpoint does not fit InverseDynamics"],
     ),
     "judge of another game": (
         ["evaluate", "--model", "mcar/700m", "--data", "x", "--judge", "x"],

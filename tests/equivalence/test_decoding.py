@@ -17,7 +17,7 @@ from diagonal.engine.tokens.masks import dense_mask, flex, mask_mod
 from diagonal.engine.tokens.runner import Eager
 from diagonal.planning.decoding import parse
 from diagonal.planning.plan import NONE
-from tests.tiny import GREEDY, TINY, build, naive, new_cache, random_prompt, run, sampler, tiny_config
+from tests.tiny import GREEDY, PLAIN, TINY, build, naive, new_cache, random_prompt, run, sampler, tiny_config
 
 SCHEDULES = [
     "raster",
@@ -40,7 +40,7 @@ def _teacher_forced(model: Any, plan: Plan, tokens: Tensor, memory: Any) -> Tens
     return logits
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize(("spec", "stand_in"), list(itertools.product(SCHEDULES, StandIn)))
 def test_teacher_forcing_under_the_plans_mask_gives_the_engines_logits(name: str, spec: str, stand_in: StandIn) -> None:
     """Training sees exactly what decoding saw: every schedule, stand-in, re-feeding and layout."""
@@ -74,7 +74,7 @@ def test_flex_attention_sees_what_the_dense_mask_shows(spec: str) -> None:
     torch.testing.assert_close(blocks, dense, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", PLAIN)
 def test_the_raster_plan_is_the_naive_token_loop(name: str) -> None:
     """Token for token, against a loop that knows neither plans nor caches."""
     config = tiny_config(name)

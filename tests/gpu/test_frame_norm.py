@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from diagonal.engine.kernels import reference, select, tuning
+from diagonal.engine.kernels import reference, select_pixels, tuning
 from tests.gpu import BFLOAT16, DEVICE, RUNNABLE, poisoned
 
 pytest.importorskip("triton")
@@ -84,7 +84,7 @@ def test_frames_that_lie_otherwise_are_left_to_others() -> None:
 
     x, one = torch.randn(2, 8, 3, 5, device=DEVICE), torch.ones(8, device=DEVICE)
     with torch.no_grad():
-        found = select.group_norm_silu(x, one, one, 4, 1e-6)
+        found = select_pixels.group_norm_silu(x, one, one, 4, 1e-6)
     assert torch.equal(found, reference.group_norm_silu(x, one, one, 4, 1e-6))
     with pytest.raises(ValueError, match="channels last"):
         frame_norm.group_norm_silu(x, one, one, 4, 1e-6)

@@ -99,7 +99,7 @@ def test_a_schedule_is_named_by_its_module_and_fields(text: str, schedule: objec
 @pytest.mark.parametrize(
     ("text", "word"),
     [
-        ("spiral", "known: diagonal, raster, window"),
+        ("spiral", "known: diagonal, lossless, raster, window"),
         ("", "known: diagonal"),
         ("diagonal:q=1", "takes k=..., d=..."),
         ("diagonal:k", "takes k=..., d=..."),

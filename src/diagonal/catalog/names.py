@@ -10,6 +10,8 @@ import importlib
 import pkgutil
 from typing import Any
 
+HF = "hf:"  # before the folder or the hub id of a model of transformers, which has no name here
+
 
 def families(package: str) -> list[str]:
     """Families of diagonal.<package>: its modules that offer variants; those that cannot be imported are left out."""

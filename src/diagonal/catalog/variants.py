@@ -63,6 +63,7 @@ class WeightMap:
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignore: tuple[str, ...] = ()  # published keys that hold nothing of ours
+    beside: str = ""  # where a file has no prefix for the model: the one of the tokenizer's keys in it
 
 
 State = Mapping[str, Tensor]
@@ -85,16 +86,20 @@ class Variant:
     random: bool = False  # no weights exist: loads with random ones unless told otherwise
     embedded: str = ""  # the folder of `assets` with the weights that the package ships
     text: str = ""  # the encoder of the texts that guide it, in text.ENCODERS
+    row_end: int | None = None  # the id that ends each row, in the last column; None: rows end without one
+    written: bool = False  # texts are tokens of the sequence, before the picture: the model has `behind`
+    steered: bool = False  # videos may go by a class or by pictures: the model has `bind_class` and `bind_pictures`
     fit: Fit | None = None  # for families whose checkpoints differ
     mark: str = ""  # text drawn into every written frame
-    prompt_frames: int = 1  # of a clip that is continued, where nobody says how many
+    prompt_frames: int = 1  # of a clip that is continued, where nobody says how many; 0: it begins with nothing
     card: str = ""  # its model card, among the project's documents
     prompt_last: bool = False  # they are the clip's last frames; else its first, behind which recorded actions go on
 
     def layout(self, frames: int) -> Layout:
         """The token sequence of a video of so many token frames."""
         config = self.config
-        return Layout(Grid(frames, config.rows, config.cols), len(config.prefix_ids), config.suffix)
+        grid = Grid(frames, config.rows, config.cols)
+        return Layout(grid, len(config.prefix_ids), config.suffix, self.row_end is not None)
 
 
 class DiffusionConfig(Protocol):

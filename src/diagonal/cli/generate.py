@@ -15,7 +15,7 @@ from rich.table import Table
 from diagonal.cli import app, load_world, out, print_json, progress_bar
 from diagonal.cli.options import Computing, Fitting, Json, RowStarts, WorldSource, chosen, flat
 from diagonal.cli.prompts import Continuation, PromptOptions, check_asked, check_computing, prepare
-from diagonal.cli.signing import Signing
+from diagonal.cli.signing import Watermarking
 from diagonal.planning.decoding import DEFAULT
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def generate(
     row_starts: RowStarts,
     drawn: SamplingOptions,
     output: Output,
-    signing: Signing,
+    signing: Watermarking,
 ) -> None:
     """Continue a clip with a token world: frames are written as they complete. Diffusion models: `diagonal video`."""
     if output.out_path == "-" and (output.as_json or schedules.compare is not None):
@@ -108,36 +108,29 @@ def generate(
     orders = [row_starts.order(schedules.schedule)]
     if schedules.compare is not None:
         orders.append(row_starts.order(schedules.compare))
-    from diagonal.catalog.names import find
-    from diagonal.catalog.variants import token_variant
+    from diagonal.catalog.names import HF
     from diagonal.checkpoints.quantize import KINDS
-    from diagonal.generation import checks
     from diagonal.media.video import check_target
 
     # All that can be refused is refused before a large model is loaded.
-    name, prompt = source.model, None
-    variant = token_variant(find("models", name), name)
-    sampling = drawn.change(variant.sampling)
+    name = source.model
     check_target(output.out_path)
-    checks.check_weights(name, variant, source.weights)
     check_computing(computing, KINDS)
-    untrained = checks.untrained(variant, source.weights)
-    if variant.fit is None or untrained:
-        prompt = prepare(checks.Unloaded.of(name, variant), asked, fitting, untrained)
-        prompt.check(orders, drawn.seed)
-    else:  # its checkpoint decides on sizes
-        check_asked(checks.Unloaded.of(name, variant), asked, untrained)
-    marking = signing.marking(output.out_path)
-    world = load_world(source, computing)
-    prompt = prompt or prepare(world, asked, fitting, untrained)
-    world = prompt.under(world)
+    marking = signing.marking(output.out_path, watermark=False)
+    if name.startswith(HF):  # what it is only its own files say
+        world = load_world(source, computing)
+        prompt = prepare(world, asked, fitting, untrained=False)
+    else:
+        world, prompt = _opened(source, computing, asked, fitting, (orders, drawn))
+    world, sampling = prompt.under(world), drawn.change(world.variant.sampling)
 
     def begin(order: Order) -> TokenSession:
         clip, actions, frames = prompt.clip, prompt.actions, prompt.frames
         return world.stream(clip, actions, frames=frames, schedule=order, sampling=sampling, seed=drawn.seed)
 
     look = Look.of(world, output.scale, output.mark)
-    film = Film(output.out_path, look, marking, _origin(world, prompt, asked, look, (orders, sampling, drawn.seed)))
+    origin = _origin(world, prompt, asked, look, (orders, sampling, drawn.seed))
+    film = Film(output.out_path, look, marking, origin, from_text=prompt.clip is None)
     if len(orders) == 1:
         runs, equal = [_write(world, begin(orders[0]), orders[0], film)], None
     else:
@@ -151,6 +144,32 @@ def generate(
         _print_runs(runs, shared)
         if equal is not None:
             out.print(f"tokens equal {_percent(equal)}")
+
+
+def _opened(
+    source: WorldSource,
+    computing: Computing,
+    asked: PromptOptions,
+    fitting: Fitting,
+    drawn: tuple[list[Order], SamplingOptions],
+) -> tuple[World, Continuation]:
+    """A world that is known by its name, and what it goes on with."""
+    from diagonal.catalog.names import find
+    from diagonal.catalog.variants import token_variant
+    from diagonal.generation import checks
+
+    name, prompt = source.model, None
+    variant = token_variant(find("models", name), name)
+    drawn[1].change(variant.sampling)
+    checks.check_weights(name, variant, source.weights)
+    untrained = checks.untrained(variant, source.weights)
+    if variant.fit is None or untrained:
+        prompt = prepare(checks.Unloaded.of(name, variant), asked, fitting, untrained)
+        prompt.check(drawn[0], drawn[1].seed)
+    else:  # its checkpoint decides on sizes
+        check_asked(checks.Unloaded.of(name, variant), asked, untrained)
+    world = load_world(source, computing)
+    return world, prompt or prepare(world, asked, fitting, untrained)
 
 
 @dataclass(frozen=True)
@@ -184,12 +203,13 @@ class Film:
     look: Look
     marking: Marking
     origin: Origin
+    from_text: bool  # nothing was seen before it
 
     def open(self) -> AbstractContextManager[MarkedWriter]:
         """Begin to write it."""
         from diagonal.media.provenance.writing import marked_writer
 
-        return marked_writer(self.path, self.look.fps, self.origin, self.marking)
+        return marked_writer(self.path, self.look.fps, self.origin, self.marking, self.from_text)
 
 
 def _origin(

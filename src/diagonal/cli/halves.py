@@ -23,10 +23,10 @@ def command_for(named: str, arguments: list[str]) -> str:
     if "--model" not in given and given.keys() <= options[named].keys():
         return named
     model = given.get("--model") or options[named]["--model"].default
-    from diagonal.catalog.names import find
+    from diagonal.catalog.names import HF, find
     from diagonal.catalog.variants import DiffusionVariant
 
-    diffusion = isinstance(find("models", model), DiffusionVariant)
+    diffusion = not model.startswith(HF) and isinstance(find("models", model), DiffusionVariant)
     right, other = (VIDEO, GENERATE) if diffusion else (GENERATE, VIDEO)
     foreign = [option for option in options[other] if option in given and option not in options[right]]
     if foreign:

@@ -146,8 +146,11 @@ def _plans(variant: Variant, order: Order, known: int | None, frames: int | None
     new = max(config.frames - known, 1)
     if frames is not None:
         with torch.device("meta"):
-            stride = find("tokenizers", variant.tokenizer).build().stride
-        single = known == 0  # a video's first token frame holds one frame, each later one `stride`
+            tokenizer = find("tokenizers", variant.tokenizer).build()
+        stride = tokenizer.stride
+        single = (
+            known == 0 and not tokenizer.whole
+        )  # a video's first token frame holds one frame, each later one `stride`
         new, odd = divmod(frames - single, stride)
         new += single
         if odd:

@@ -83,6 +83,9 @@ class PromptOptions(Beginning):
         int | None,
         typer.Option("--frames", "--num-frames", min=1, help="New frames. Default: as the actions, or a window."),
     ] = None
+    label: Annotated[
+        int | None, typer.Option("--class", min=0, help="Class of the video, for models that know classes.")
+    ] = None
 
     def __post_init__(self) -> None:
         Beginning.__post_init__(self)
@@ -95,11 +98,13 @@ class Continuation:
     """What a world continues. `actions` are those of every frame but the last, the prompt's included."""
 
     world: Described  # with frames of the size asked for
-    clip: VideoArray
+    clip: VideoArray | None  # None: it begins with nothing
     actions: list[Any] | Free | None
     frames: int | None  # new ones; None: as many as the actions lead to, or as a window holds
     size: tuple[int, int] | None  # None: the model's own
     text: str | Tensor | None
+    label: int | None = None  # a class
+    pictures: VideoArray | None = None  # that steer it
 
     def check(self, orders: Sequence[Order], seed: int) -> None:
         """Refuse orders that cannot decode this, and seeds that are none."""
@@ -109,19 +114,25 @@ class Continuation:
         from diagonal.generation import checks
 
         seeds(seed, 1, torch.device("cpu"))
-        world, known = self.world, 1 + (len(self.clip) - 1) // int(self.world.tokenizer.stride)
+        world, stride = self.world, int(self.world.tokenizer.stride)
+        known = 0 if self.clip is None else 1 + (len(self.clip) - 1) // stride
         rest = max(world.variant.config.frames - known, 1)
         new = rest if self.frames is None else checks.token_frames(world, self.frames)
         chosen = self.actions is not None and not isinstance(self.actions, list)  # by the model, behind the prompt's
         for order in orders:
+            checks.check_whole(world, known, known + new, order)
             checks.check_order(world, known, new, order, known - 1 if chosen else known + new - 1)
 
     def told(self, asked: PromptOptions) -> dict[str, str]:
         """What it begins with and follows, for the credentials of the video."""
         from diagonal.generation.origin import actions_told, frames_told
 
-        told = {"actions": actions_told(self.actions), "prompt": frames_told(self.clip)}
-        if asked.prompt is None and (asked.start is not None or space(self.world).STARTS):
+        told = {"actions": actions_told(self.actions)}
+        given = {"prompt": self.clip, "pictures": self.pictures}
+        told |= {name: frames_told(frames) for name, frames in given.items() if frames is not None}
+        if self.label is not None:
+            told["class"] = str(self.label)
+        if self.clip is not None and asked.prompt is None and (asked.start is not None or space(self.world).STARTS):
             told["start"] = asked.start or space(self.world).STARTS[0]
         if self.text is not None:
             told["text"] = self.text if isinstance(self.text, str) else frames_told(self.text.float())
@@ -130,6 +141,8 @@ class Continuation:
     def under(self, world: World) -> World:
         """The loaded world, with frames of this size and under this text."""
         world = world if self.size is None else world.at(*self.size)
+        if self.label is not None or self.pictures is not None:
+            return world.steered(self.label, self.pictures)
         return world if self.text is None else world.guided(self.text)
 
 
@@ -141,6 +154,13 @@ def prepare(world: Described, asked: PromptOptions, fitting: Fitting, untrained:
     if size is not None:
         world = checks.Unloaded(world.name, checks.resized(world, *size), world.tokenizer)
     text, actions = _text(world, asked), space(world)
+    if not world.variant.prompt_frames:
+        pictures = _pictures(world, asked, fitting, untrained)
+        taken, frames = _actions(world, actions, asked, [])
+        frames = frames or (1 if world.variant.written else None)  # pictures come one at a time
+        return Continuation(world, None, taken, frames, size, text, asked.label, pictures)
+    if asked.label is not None:
+        checks.check_steering(world, asked.label, None)
     clip, between = asked.frames_of(world, fitting, untrained)
     taken, frames = _actions(world, actions, asked, between)
     return Continuation(world, clip, taken, frames, size, text)
@@ -150,6 +170,9 @@ def check_asked(world: Described, asked: PromptOptions, untrained: bool) -> None
     """Refuse what no checkpoint can make right: of worlds whose checkpoint decides on their sizes."""
     _text(world, asked)
     actions = space(world)
+    if not world.variant.prompt_frames:
+        _actions(world, actions, asked, [])
+        return
     _, between = _begin(world, actions, asked, untrained)
     _actions(world, actions, asked, between)
 
@@ -225,6 +248,26 @@ def _read(world: Described, actions: ActionSpace, path: Path, asked: int | None)
         count = 1 + (count - 1) // stride * stride
     first = len(clip) - count if last else 0
     return clip[first : first + count], taken[first : first + count - 1]
+
+
+def _pictures(world: Described, asked: PromptOptions, fitting: Fitting, untrained: bool) -> VideoArray | None:
+    """The pictures that a video goes by, of a model of clips that begin with nothing: its prompt, if it takes one."""
+    import numpy as np
+
+    from diagonal.generation import checks
+    from diagonal.media import draw, video
+
+    config: Any = world.variant.config
+    count = int(config.given) if world.variant.steered and asked.label is None else 0
+    if asked.start is not None:
+        raise ValueError(f"--start {asked.start} given; {world.name} has no start views and begins with nothing")
+    if asked.prompt is None:
+        return np.repeat(draw.test_card(*checks.frame_size(world))[:1], count, 0) if count and untrained else None
+    if not count:
+        raise ValueError(f"--prompt {asked.prompt} given; {world.name} begins with nothing and goes by no pictures")
+    clip = fitting.fit(video.read(Path(asked.prompt), most=count), checks.frame_size(world))
+    checks.check_steering(world, None, clip)
+    return clip
 
 
 def _start(world: Described, actions: ActionSpace, name: str | None, untrained: bool) -> tuple[VideoArray, list[Any]]:

@@ -65,9 +65,10 @@ class Watermarking(Signing):
     ] = True
 
     def marking(self, path: str | None, watermark: bool = True) -> Marking:
-        """How videos are marked; what marks frames is looked for now."""
-        if self.watermark:
+        """How videos are marked, if their frames are to be: `watermark` says that what marks them is needed for sure,
+        and it is looked for now."""
+        if self.watermark and watermark:
             from diagonal.media.provenance.watermark import check_installed
 
             check_installed(", or give --no-watermark")
-        return Signing.marking(self, path, watermark and self.watermark)
+        return Signing.marking(self, path, self.watermark)

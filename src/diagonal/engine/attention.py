@@ -58,6 +58,7 @@ def bias(mask_SL: Tensor, group: int, dtype: torch.dtype) -> Tensor:
 
 
 SlotMaker = Callable[[Tensor], tuple[Tensor, ...]]
+Sees = Callable[[Tensor, Tensor], Tensor]  # (slots of queries, slots of keys) -> whether a query sees a key, broadcast
 
 
 class Plain(ABC):
@@ -87,6 +88,9 @@ class Dense(Plain):
     def layer(self, index: int) -> Self:
         return self
 
+    def restricted(self, sees: Sees, slots_S: Tensor) -> Dense:
+        return Dense(self.mask_SS & sees(slots_S[:, None], slots_S))
+
     def attend(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
         return attend(q_BHSD, k_BKSD, v_BKSD, self.mask_SS)
 
@@ -108,6 +112,9 @@ class Causal(Plain):
 
     def layer(self, index: int) -> Self:
         return self
+
+    def restricted(self, sees: Sees, slots_S: Tensor) -> Dense:
+        return Dense((slots_S <= slots_S[:, None]) & sees(slots_S[:, None], slots_S))
 
     def attend(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
         return causal(q_BHSD, k_BKSD, v_BKSD)

@@ -21,6 +21,7 @@ class CacheSpec:
     kv_heads: int
     head_dim: int
     group: int  # query heads that share a key/value head
+    sparse: bool = False  # inputs see a part of what came before, by a rule of the model's own (`restricted`)
 
 
 class LayerMemory(Protocol):

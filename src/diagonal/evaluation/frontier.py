@@ -46,7 +46,7 @@ def pareto(measured: Sequence[Measured], better: Better) -> list[Measured]:
 
 
 def choose(measured: Sequence[Measured], better: Better, fps: float) -> Measured:
-    """The best quality of those that are surely as fast: the lower end of their interval counts."""
+    """The best quality of those that are surely as fast (the lower end of their interval); of equals the fastest."""
     quick = [one for one in measured if one.fps.low >= fps]
     if not quick:
         fastest = max(measured, key=lambda one: one.fps.low)
@@ -54,7 +54,7 @@ def choose(measured: Sequence[Measured], better: Better, fps: float) -> Measured
             f"no schedule reaches {fps:g} FPS: the fastest, {fastest.schedule}, makes {fastest.fps.mean:.2f} "
             f"[{fastest.fps.low:.2f}, {fastest.fps.high:.2f}]"
         )
-    return max(quick, key=lambda one: _sign(better) * one.quality.mean)
+    return max(quick, key=lambda one: (_sign(better) * one.quality.mean, one.fps.mean))
 
 
 def _sign(better: Better) -> int:

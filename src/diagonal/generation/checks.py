@@ -22,6 +22,7 @@ from diagonal.engine.tokens.decode import plans, spans
 from diagonal.generation.components import NONE, VAE, Weights, published_vae
 from diagonal.generation.request import Request, latent_frames, latent_size
 from diagonal.media.video import VideoArray
+from diagonal.planning.decoding.lossless import Lossless
 from diagonal.planning.plan import Order
 from diagonal.planning.presets import Preset
 from diagonal.text.encoders import ENCODERS, OWN, embed
@@ -79,7 +80,8 @@ class Unloaded:
 def frame_size(world: Described) -> tuple[int, int]:
     """Height and width of a world's frames."""
     config, patch = world.variant.config, int(world.tokenizer.patch)
-    return config.rows * patch, config.cols * patch
+    ends = world.variant.row_end is not None  # a column that is no picture
+    return config.rows * patch, (config.cols - ends) * patch
 
 
 def resized(world: Described, height: int, width: int) -> Variant:
@@ -87,7 +89,10 @@ def resized(world: Described, height: int, width: int) -> Variant:
     variant, patch = world.variant, int(world.tokenizer.patch)
     if height % patch or width % patch or min(height, width) < patch:
         raise ValueError(f"frames of {height}x{width} asked for; both sides must be multiples of {patch}")
-    config = replace(cast(Any, variant.config), rows=height // patch, cols=width // patch)
+    ends = variant.row_end is not None
+    config = replace(cast(Any, variant.config), rows=height // patch, cols=width // patch + ends)
+    if variant.written:  # its positions are rotary, and building it takes long
+        return replace(variant, config=config)
     states = [built(one).state_dict() for one in (variant.config, config)]
     if any(states[1][key].shape != value.shape for key, value in states[0].items()):
         raise ValueError(f"{world.name} has learned positions of its own frames, {frame_size(world)}: no others")
@@ -111,6 +116,8 @@ def token_frames(world: Described, frames: int) -> int:
 
 def check_prompt(world: Described, prompt: VideoArray) -> None:
     """Refuse frames that the tokenizer does not take: one picture (H, W, 3), a clip (T, H, W, 3), or a batch."""
+    if world.tokenizer.whole:
+        raise ValueError(f"frames given to continue; {world.name} makes whole clips, from nothing or from token ids")
     (height, width), stride = frame_size(world), int(world.tokenizer.stride)
     video = prompt[None] if prompt.ndim == 3 else prompt
     if not video.size:
@@ -125,9 +132,41 @@ def check_prompt(world: Described, prompt: VideoArray) -> None:
         raise ValueError(f"{count} prompt frames given; {world.name} takes 1 + {stride}n: {_nearest(count, stride)}")
 
 
+def check_begins_with_nothing(world: Described) -> None:
+    """Refuse to make a video without a prompt where the model continues one."""
+    if world.variant.prompt_frames:
+        raise ValueError(f"no prompt given; {world.name} continues a clip: give frames, a picture or token ids")
+
+
+def check_whole(world: Described, known: int, frames: int, order: Order) -> None:
+    """Refuse clips that do not end with the window, where clips are whole, and schedules that begin behind a frame
+    where none is known."""
+    if world.tokenizer.whole and frames != world.variant.config.frames:
+        most, stride = world.variant.config.frames, int(world.tokenizer.stride)
+        raise ValueError(f"{frames * stride} frames asked for; {world.name} makes whole clips of {most * stride} alone")
+    if isinstance(order.schedule, Lossless) and not known:
+        raise ValueError(
+            f"lossless goes on behind a frame, and {world.name} begins with nothing; take raster or a diagonal"
+        )
+
+
+def check_steering(world: Described, label: int | Sequence[int] | None, pictures: VideoArray | None) -> None:
+    """Refuse classes and pictures where a model goes by none; how many there are is for the model to say."""
+    if not world.variant.steered:
+        raise ValueError(f"{world.name} goes by no class and by no pictures; leave them out")
+    if (label is None) == (pictures is None):
+        raise ValueError("a class (label) or pictures must be given: one of the two")
+    (height, width) = frame_size(world)
+    if pictures is not None and (pictures.dtype != np.uint8 or pictures.shape[1:] != (height, width, 3)):
+        raise ValueError(
+            f"pictures of {pictures.dtype} and shape {pictures.shape} given; {world.name} goes by uint8 RGB frames of "
+            f"height {height} and width {width}, (T, {height}, {width}, 3). {FIT}"
+        )
+
+
 def check_text(world: Described) -> None:
     """Refuse a text for a world that reads none."""
-    if not world.variant.text:
+    if not world.variant.text and not world.variant.written:
         raise ValueError(f"{world.name} takes no text")
 
 

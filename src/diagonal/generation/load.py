@@ -13,7 +13,7 @@ from typing import Literal, overload
 import torch
 
 from diagonal import checkpoints
-from diagonal.catalog.names import find
+from diagonal.catalog.names import HF, find
 from diagonal.catalog.variants import DiffusionVariant, Variant
 from diagonal.generation.checks import check_weights
 from diagonal.generation.components import Weights, published, untrained
@@ -63,6 +63,12 @@ def load(
     modules initialise themselves for float32 on a CPU, and otherwise drawn on the device in the dtype, so that a large
     model is never held twice. The two differ.
     """
+    if name.startswith(HF):
+        if weights is not None or tokenizer is not None:
+            raise ValueError(f"weights and tokenizer are those of {name.removeprefix(HF)}; leave them out")
+        from diagonal.generation.hf import load_hf
+
+        return load_hf(name.removeprefix(HF), check_device(device), dtype)
     found = find("models", name)
     if isinstance(found, DiffusionVariant):
         if tokenizer is not None:
@@ -116,7 +122,11 @@ def _load_world(
 def _fill(world: World, state: checkpoints.State, separate: checkpoints.State | None) -> None:
     """Load the model and the tokenizer, and refuse what belongs to neither."""
     own = checkpoints.prefix(state, world.model.weight_map)
-    rest = {key: value for key, value in state.items() if not key.startswith(own)}
+    beside = world.model.weight_map.beside if not own else ""
+    if beside:  # copies: what both have must not be one tensor, which could not be saved twice
+        rest = {key: value.clone() for key, value in state.items() if key.startswith(beside)}
+    else:
+        rest = {key: value for key, value in state.items() if not key.startswith(own)}
     tokenizers = checkpoints.prefix(rest, world.tokenizer.weight_map)
     if separate is None and not tokenizers:
         raise ValueError(f"{world.weights} holds no tokenizer; give its file too (tokenizer=..., --tokenizer)")

@@ -28,7 +28,7 @@ def of_world(world: World, order: Order, sampling: Sampling, seed: int, told: Ma
     """Of a video of a token world. `told`: what it began with, actions and texts, each by its name."""
     drawn = {name: value for name, value in asdict(sampling).items() if value is not None}
     return Origin(
-        model=world.name,
+        model=_model(world.name),
         **_weights(world),
         schedule=str(order),
         seed=seed,
@@ -51,7 +51,7 @@ def of_request(model: VideoModel, request: Request) -> Origin:
     asked: dict[str, str | int | float | None]
     asked = {"decoder": request.decoder, "guidance_scale": how.guidance_scale, "num_frames": request.num_frames}
     return Origin(
-        model=model.name,
+        model=_model(model.name),
         **_weights(model),
         schedule=spec(how.schedule),
         seed=request.seed if isinstance(request.seed, int) else ", ".join(map(str, request.seed)),
@@ -90,5 +90,20 @@ def _weights(model: World | VideoModel) -> dict[str, Any]:
     """Where its weights come from, without the paths of this machine, and their hashes."""
     label = model.weights
     known = label in (checkpoints.EMBEDDED, checkpoints.RANDOM)
-    name = label if known or not Path(label).expanduser().exists() else Path(label).expanduser().resolve().name
-    return {"weights": name, "sha256": hashes(*model.sources), "quantize": model.quantized}
+    return {
+        "weights": label if known else _public(label),
+        "sha256": hashes(*model.sources),
+        "quantize": model.quantized,
+    }
+
+
+def _public(place: str) -> str:
+    """A name, or of a path of this machine its last part."""
+    path = Path(place).expanduser()
+    return path.resolve().name if path.exists() else place
+
+
+def _model(name: str) -> str:
+    """The name of a model: 'hf:/home/me/emu3' is 'hf:emu3'."""
+    kind, colon, place = name.partition(":")
+    return f"{kind}:{_public(place)}" if colon else name

@@ -78,7 +78,8 @@ class TokenSession:
         """Whether frames are decoded one by one: lossless ones, and on a CPU those of raster that follow others. Both
         then feed what is known by the same calls, so that their tokens are equal where sums are."""
         raster = isinstance(self.windows[0][1].order.schedule, Raster) and self.known > 0
-        return self._lossless or (raster and on_cpu(self.video.units_BTU.device))
+        plain = raster and not self.model.cache_spec.sparse
+        return self._lossless or (plain and on_cpu(self.video.units_BTU.device))
 
     def _rollout(self, on_call: Callable[[], object]) -> tuple[bool, Iterator[Frame]]:
         """Whether steps are captured, which are then queued far ahead of a GPU, and the frames."""
@@ -98,7 +99,8 @@ class TokenSession:
         return runner.lasting, _afterwards(frames, give)
 
     def _run(self) -> Generator[Piece]:
-        index = 1 + (self.known - 1) * self.tokenizer.stride
+        stride, whole = int(self.tokenizer.stride), self.tokenizer.whole
+        index = self.known * stride if whole else max(0, 1 + (self.known - 1) * stride)
         for made in self._made():
             frames, tokens, action = (part if self.batched else part[0] for part in made.parts)
             yield Piece(
@@ -110,7 +112,7 @@ class TokenSession:
                 made.decoding.seconds(),
                 actions=action,
             )
-            index += self.tokenizer.stride
+            index += len(made.parts[0][0])
 
     def _made(self) -> Iterator[_Made]:
         """Each token frame and its pixels, on the host.
@@ -121,10 +123,12 @@ class TokenSession:
         device = self.video.units_BTU.device
         counted, clock = _Counted(self.on_call), Clock(device)
         captured, rolled = self._rollout(counted)
-        frames = clock.timed(rolled)
+        if self.tokenizer.whole:
+            yield self._whole(rolled, counted, clock)
+            return
         if not captured or not clock.cuda:
             state = self._seen()
-            for frame, took in frames:
+            for frame, took in clock.timed(rolled):
                 began = clock.mark()
                 parts = tuple(part.cpu() for part in self._parts(frame, state))
                 yield _Made(parts, counted.since(), took, Elapsed(began, clock.mark()))
@@ -133,7 +137,7 @@ class TokenSession:
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             state = self._seen()
-        for frame, took in frames:
+        for frame, took in clock.timed(rolled):
             side.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(side):
                 began = clock.mark()
@@ -144,6 +148,16 @@ class TokenSession:
             if len(waiting) > 1:
                 yield waiting.popleft().waited()
         yield from (last.waited() for last in waiting)
+
+    def _whole(self, frames: Iterator[Frame], counted: _Counted, clock: Clock) -> _Made:
+        """All frames at once, of a tokenizer that makes whole clips: it sees the given token frames too."""
+        began, grid = clock.mark(), self.video.layout.grid
+        actions = torch.stack([frame.action for frame in frames], dim=1)
+        decoded = clock.mark()
+        cells = self.video.units_BTU[:, :, : grid.frame_tokens].unflatten(2, (grid.rows, grid.cols))
+        pixels: Tensor = self.tokenizer.decode(cells, {})[:, self.known * int(self.tokenizer.stride) :]
+        parts = (pixels.permute(0, 1, 3, 4, 2).cpu(), cells[:, self.known :].cpu(), actions.cpu())
+        return _Made(parts, counted.since(), Elapsed(began, decoded), Elapsed(decoded, clock.mark()))
 
     def _parts(self, frame: Frame, state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Pixels (B, T, H, W, 3), tokens (B, 1, rows, cols) and action (B, 1, suffix) of a token frame."""

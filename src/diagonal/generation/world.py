@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -83,6 +83,9 @@ class World:
         """The same weights for frames of another size in pixels, where the model's positions allow it."""
         other = copy(self)
         other.variant = checks.resized(self, height, width)
+        if self.variant.written:
+            other.model = other.runner = self.model.sized(other.variant.config)
+            return other
         with torch.device("meta"):
             other.model = other.runner = other.variant.config.build()
             if self.quantized:
@@ -91,9 +94,19 @@ class World:
         other.model.eval().requires_grad_(False)
         return other
 
-    def guided(self, text: str | Tensor) -> World:
-        """The same world under a text, or under its embeddings (rows, width), from which the model attends."""
+    def guided(self, text: str | Tensor, negative: str = "", guidance_scale: float | None = None) -> World:
+        """The same world under a text, or under its embeddings (rows, width), from which the model attends. Where texts
+        are tokens of the sequence it is led away from `negative`, by the model's own scale if none is given."""
         checks.check_text(self)
+        if self.variant.written:
+            if not isinstance(text, str):
+                raise ValueError(f"embeddings given; {self.name} reads texts as tokens: give the text")
+            other = copy(self)
+            config, other.runner = self.model.behind(text, negative, guidance_scale)
+            other.variant = replace(self.variant, config=config)
+            return other
+        if negative or guidance_scale is not None:
+            raise ValueError(f"{self.name} has no guidance; leave negative and guidance_scale out")
         device = next(self.model.parameters()).device
         if isinstance(text, str):
             from diagonal.text.encoders import ENCODERS, embed
@@ -104,6 +117,20 @@ class World:
         other = copy(self)
         with torch.inference_mode():
             other.runner = self.model.bind(rows.to(device))
+        return other
+
+    def steered(self, label: int | Sequence[int] | None = None, pictures: VideoArray | None = None) -> World:
+        """The same world for videos of a class, or of one each, or steered by pictures (T, H, W, 3): of models that
+        begin with nothing and go by these."""
+        other = copy(self)
+        checks.check_steering(self, label, pictures)
+        with torch.inference_mode():
+            if pictures is None:
+                labels = [label] if isinstance(label, int) else list(label or ())
+                other.runner = self.model.bind_class(torch.tensor(labels, device=self.device))
+            else:
+                given = torch.from_numpy(np.ascontiguousarray(pictures)).to(self.device)
+                other.runner = self.model.bind_pictures(given[None].permute(0, 1, 4, 2, 3))
         return other
 
     def quantize(self, kind: str = "int8") -> World:
@@ -123,7 +150,7 @@ class World:
 
     def stream(
         self,
-        prompt: VideoArray | Tensor,
+        prompt: VideoArray | Tensor | None,
         actions: Sequence[Any] | Free | None = None,
         *,
         frames: int | None = None,
@@ -131,7 +158,8 @@ class World:
         sampling: Sampling | None = None,
         seed: int | Sequence[int] = 0,
     ) -> TokenSession:
-        """Continue `prompt`: uint8 frames (T, H, W, 3), one picture (H, W, 3), or token ids (T, rows, cols).
+        """Continue `prompt`: uint8 frames (T, H, W, 3), one picture (H, W, 3), or token ids (T, rows, cols). A model of
+        clips that begin with nothing takes None, and then several seeds are a batch.
 
         `actions` has one action per frame but the last: those between prompt frames first, then one that leads
         to each new frame; None means doing nothing, and `Free` lets the model choose. `frames` defaults to what the
@@ -140,15 +168,20 @@ class World:
         sample b then uses seed + b, or the b-th of several seeds, and `actions` may be one list for all or one each.
         """
         config, order = self.variant.config, Order.of(schedule)
-        known_BTHW, batched = self.encode(prompt)
+        known_BTHW, batched = self._nothing(seed) if prompt is None else self.encode(prompt)
         batch, known = known_BTHW.shape[:2]
         free = isinstance(actions, Free)
         lists = _per_sample(actions.given if isinstance(actions, Free) else actions, batch)
         taken = None if lists is None or free else len(lists[0])
         new = _new_frames(None if frames is None else checks.token_frames(self, frames), known, taken, config.frames)
+        checks.check_whole(self, known, known + new, order)
         layout = self.layout(known + new)
         units = torch.full((batch, known + new, layout.unit), UNKNOWN, device=known_BTHW.device)
         units[:, :known, : layout.grid.frame_tokens] = known_BTHW.flatten(2)
+        if self.variant.row_end is not None:
+            units[:, :, : layout.grid.frame_tokens].unflatten(2, (config.rows, config.cols))[..., -1] = (
+                self.variant.row_end
+            )
         acts = self._given(lists, known, new) if free else known + new - 1
         units[:, :acts, layout.grid.frame_tokens :] = self._action_ids(lists, batch, acts).to(units)
         prefix = torch.tensor(config.prefix_ids, dtype=units.dtype, device=units.device).expand(batch, -1)
@@ -168,7 +201,7 @@ class World:
 
     def generate(
         self,
-        prompt: VideoArray | Tensor,
+        prompt: VideoArray | Tensor | None,
         actions: Sequence[Any] | Free | None = None,
         *,
         frames: int | None = None,
@@ -228,6 +261,16 @@ class World:
         pixels_BTHWC = torch.from_numpy(np.ascontiguousarray(video if batched else video[None])).to(device)
         tokens: Tensor = self.tokenizer.encode(pixels_BTHWC.permute(0, 1, 4, 2, 3))
         return tokens, batched
+
+    def _nothing(self, seed: int | Sequence[int]) -> tuple[Tensor, bool]:
+        """No frames (B, 0, rows, cols) of a clip for each seed, and whether they are a batch."""
+        config = self.variant.config
+        checks.check_begins_with_nothing(self)
+        if self.variant.written and not config.prefix_ids:
+            raise ValueError(f"no text given; say what {self.name} is to draw: world.guided('...')")
+        batched = not isinstance(seed, int)
+        batch = len(seed) if isinstance(seed, Sequence) else 1
+        return torch.zeros(batch, 0, config.rows, config.cols, dtype=torch.long, device=self.device), batched
 
     def save_pretrained(
         self,

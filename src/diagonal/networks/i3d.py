@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.catalog.variants import WeightMap
-from diagonal.networks.batch_norm import FrozenBatchNorm
+from diagonal.models.batch_norm import FrozenBatchNorm
 
 FEATURES = 400
 SIDE = 224  # pixels of the square that it sees

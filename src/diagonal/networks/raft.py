@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.catalog.variants import WeightMap
-from diagonal.networks.batch_norm import FrozenBatchNorm
+from diagonal.models.batch_norm import FrozenBatchNorm
 from diagonal.networks.correlation import correlation_levels, look_up, places
 
 HIDDEN = CONTEXT = 128

@@ -62,8 +62,11 @@ class Layout:
     grid: Grid
     prefix: int = 0  # tokens before the first frame
     suffix: int = 0  # given tokens after each frame, such as an action
+    row_end: bool = False  # the last column is no picture: a constant token that ends each row
 
     def __post_init__(self) -> None:
+        if self.row_end and self.grid.cols < 2:
+            raise ValueError(f"grid {self.grid} has one column, which would be row ends alone; at least 2 are needed")
         if self.prefix < 0 or self.suffix < 0:
             raise ValueError(f"prefix={self.prefix} and suffix={self.suffix} must not be negative")
 
@@ -86,8 +89,13 @@ class Layout:
         end = self.frame(index).stop
         return slice(end, end + self.suffix)
 
+    @property
+    def drawn(self) -> Grid:
+        """The cells that are decoded: all but row ends."""
+        return Grid(self.grid.frames, self.grid.rows, self.grid.cols - self.row_end)
+
     def positions(self) -> IntArray:
-        """Position of every cell, shaped (frames, rows, cols)."""
+        """Position of every cell, row ends included, shaped (frames, rows, cols)."""
         starts = self.prefix + self.unit * np.arange(self.grid.frames)
         cells = np.arange(self.grid.frame_tokens).reshape(self.grid.rows, self.grid.cols)
         return starts[:, None, None] + cells

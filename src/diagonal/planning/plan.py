@@ -6,6 +6,7 @@ mask need from that, for every schedule alike:
 - a cell is predicted from its raster predecessor, fed at the predecessor's own position;
 - where the predecessor is not decoded yet (the start of a row), a *stand-in* token is fed in its place;
 - when the true token becomes known it is fed too and replaces the stand-in (*re-feeding*);
+- where rows end with a constant token, that one is fed in time, and again when its row is complete: none stands in;
 - given tokens (prompt, actions) are fed in the step that starts the frame after them; actions that the model chooses
   itself are decoded one by one between the frames.
 
@@ -15,7 +16,7 @@ No torch here: plans are plain numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -172,10 +173,10 @@ def make_plan(layout: Layout, order: str | Schedule | Order, known: int = 0, act
     acts = grid.frames - 1 if acts is None or not layout.suffix else min(acts, grid.frames - 1)
     if acts < max(0, known - 1):
         raise ValueError(f"the suffix of {acts} frames is given; {known} known frames need that of {known - 1}")
-    times = _ranks(order.schedule, Grid(grid.frames - known, grid.rows, grid.cols))
+    times = _ranks(order.schedule, replace(layout.drawn, frames=grid.frames - known))
     times = _make_room(times, layout.suffix, known - acts)
     decoded = np.full(layout.length, NONE, dtype=np.int64)
-    decoded[layout.positions()[known:]] = times
+    decoded[layout.positions()[known:, :, : layout.drawn.cols]] = times
     for frame in range(acts, grid.frames - 1):
         # The steps just before the next frame, one for each token.
         decoded[layout.after(frame)] = times[frame + 1 - known].min() - np.arange(layout.suffix, 0, -1)
@@ -213,36 +214,51 @@ def _entries(layout: Layout, known: int, decoded: IntArray, order: Order) -> Ent
     last_step = decoded.max()
     targets = np.flatnonzero(decoded != NONE)
     late = targets[decoded[targets - 1] >= decoded[targets]]  # the predecessor is not there in time
-    direct = np.setdiff1d(targets, late, assume_unique=True)
+    ahead = _behind_open_rows(layout, decoded, targets) if order.refeed else targets[:0]
+    direct = np.setdiff1d(targets, np.concatenate([late, ahead]), assume_unique=True)
 
     fed = _given_fed(layout, known, decoded)
     write = np.full(layout.length, NONE, dtype=np.int64)
     fed[direct - 1] = decoded[direct]
     write[direct - 1] = direct
-    if order.refeed:
+    if order.refeed or layout.row_end:
         unfed = targets[fed[targets] == NEVER]
         fed[unfed] = decoded[unfed] + 1
+    fed[ahead - 1] = decoded[ahead - 2] + 1
 
     true = np.flatnonzero(fed <= last_step)
+    early = np.concatenate([late, ahead])
     # A stand-in stays until the true token of its position is fed.
-    until = np.concatenate([np.full(len(true), NEVER), fed[late - 1]])
+    until = np.concatenate([np.full(len(true), NEVER), fed[early - 1]])
     return Entries(
-        read=np.concatenate([true, _stand_ins(layout, decoded, late, order.stand_in)]),
-        position=np.concatenate([true, late - 1]),
-        write=np.concatenate([write[true], late]),
-        fed=np.concatenate([fed[true], decoded[late]]),
+        read=np.concatenate([true, _stand_ins(layout, decoded, late, order.stand_in), ahead - 1]),
+        position=np.concatenate([true, early - 1]),
+        write=np.concatenate([write[true], early]),
+        fed=np.concatenate([fed[true], decoded[early]]),
         until=until,
     )
+
+
+def _behind_open_rows(layout: Layout, decoded: IntArray, targets: IntArray) -> IntArray:
+    """Targets whose predecessor ends a row that is not complete yet: its token is known, but not all that it sees."""
+    if not layout.row_end:
+        return targets[:0]
+    ends = np.zeros(len(decoded), dtype=bool)
+    ends[layout.positions()[:, :, -1]] = True
+    behind = targets[ends[targets - 1]]
+    result: IntArray = behind[decoded[behind - 2] >= decoded[behind]]
+    return result
 
 
 def _given_fed(layout: Layout, known: int, decoded: IntArray) -> IntArray:
     """When the prompt and the tokens given after each frame are fed: as the frame that follows them starts."""
     fed = np.full(layout.length, NEVER, dtype=np.int64)
     fed[: layout.frame(known).start][decoded[: layout.frame(known).start] == NONE] = 0
+    cells = layout.positions()[:, :, : layout.drawn.cols]
     for frame in range(known, layout.grid.frames - 1):
         if layout.suffix and decoded[layout.after(frame).start] != NONE:
             continue
-        start = decoded[layout.frame(frame + 1)].min()
+        start = decoded[cells[frame + 1]].min()
         fed[layout.after(frame)] = start
         last = layout.frame(frame).stop - 1
         if layout.suffix and decoded[last] < start:

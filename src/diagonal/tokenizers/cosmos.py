@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.catalog.variants import WeightMap
-from diagonal.engine.kernels import select
+from diagonal.engine.kernels import select_pixels
 from diagonal.tokenizers.radix import digits, number
 from diagonal.tokenizers.streaming import Past, Steps, check_clip, numbered, per_frame, pointwise, twice_the_sides
 
@@ -110,7 +110,7 @@ class FrameNorm(nn.Module):
         self.norm = nn.GroupNorm(1, channels, eps=1e-6)
 
     def forward(self, x_BTHWC: Tensor, silu: bool = False) -> Tensor:
-        return select.frame_norm(x_BTHWC, self.norm.weight, self.norm.bias, self.norm.eps, silu)
+        return select_pixels.frame_norm(x_BTHWC, self.norm.weight, self.norm.bias, self.norm.eps, silu)
 
 
 class Residual(nn.Module):
@@ -279,6 +279,7 @@ def _sum_and_difference(x: Tensor, axis: int) -> Tensor:
 class CosmosTokenizer(nn.Module):
     """Clips to ids and back."""
 
+    whole = False
     weight_map = WeightMap(
         prefixes=("tokenizer.", "model.", ""),
         # Tables of the published traces: Haar filters and the quantiser's numbers. Ours are computed.

@@ -82,6 +82,7 @@ def _decoder(config: Config) -> nn.Sequential:
 class FSQTokenizer(nn.Module):
     """Frames to ids and back."""
 
+    whole = False
     weight_map = WeightMap(prefixes=("tokenizer.", ""))
 
     def __init__(self, config: Config) -> None:

@@ -38,6 +38,7 @@ class Config:
 class VQTokenizer(nn.Module):
     """Frames to codebook indices and back."""
 
+    whole = False
     weight_map = WeightMap(prefixes=("tokenizer.model.", "tokenizer.", "model.", ""), keys={"vq.{}": ("{}",)})
 
     def __init__(self, config: Config) -> None:

@@ -30,6 +30,11 @@ class Compression(Protocol):
 class VideoTokenizer(Compression, Protocol):
     """Pixels to token ids and back."""
 
+    @property
+    def whole(self) -> bool:
+        """It makes whole clips alone: n token frames are stride * n frames, and `decode` gets all of them at once."""
+        ...
+
     def encode(self, video_BTCHW: Tensor) -> Tensor:
         """Token ids (B, token frames, rows, cols)."""
         ...

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.catalog.variants import WeightMap
-from diagonal.engine.kernels import select
+from diagonal.engine.kernels import select_pixels
 from diagonal.tokenizers.streaming import (
     RGB,
     Past,
@@ -108,7 +108,7 @@ class NormSiLU(Norm):
     """The norm of x + plus, and silu of it: one pass over large pictures."""
 
     def forward(self, x_BTHWC: Tensor, past: Past, plus: Tensor | None = None) -> Tensor:
-        return select.norm_silu(x_BTHWC, self.gamma.flatten(), EPS, plus)
+        return select_pixels.norm_silu(x_BTHWC, self.gamma.flatten(), EPS, plus)
 
 
 class Conv(nn.Conv3d):
@@ -147,7 +147,7 @@ class Residual(nn.Module):
         past = past / "residual"
         x_BTHWC = first.unbiased(first_norm(x_BTHWC, past), past / "2")
         x_BTHWC = second.unbiased(second_norm(x_BTHWC, past, first.bias), past / "6")
-        return select.add_bias(x_BTHWC, second.bias, direct)
+        return select_pixels.add_bias(x_BTHWC, second.bias, direct)
 
 
 class Attention(nn.Module):

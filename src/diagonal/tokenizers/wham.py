@@ -137,6 +137,7 @@ class ViT(nn.Module):
 class ViTTokenizer(nn.Module):
     """Frames to codebook indices and back. Frames are independent."""
 
+    whole = False
     weight_map = WeightMap(
         prefixes=("context_encoders.images.", "tokenizer.", ""),
         keys={"codebook.weight": ("vq_vae._embedding.weight",)},

@@ -4,7 +4,7 @@ Every function here is one operation of a model. It looks at shapes, types and t
 one that can and is faster, and plain torch (`reference`) where there is none, under gradients, in torch.compile, and
 with DIAGONAL_KERNELS=0. What a kernel can take is said by its own module, its tuned constants by `tuning`; the table of
 all operations is in README.md. `recorded` tells what was chosen. What only diffusion transformers do has its choice in
-`select_latents`.
+`select_latents`, what only tokenizers do in `select_pixels`.
 
 Modules in Triton are imported where they are called: there may be no Triton.
 """
@@ -80,42 +80,6 @@ def activation(x: Tensor, act: Activation) -> Tensor:
     from diagonal.engine.kernels.triton import pointwise
 
     return pointwise.silu_mul(x) if act == "silu" else pointwise.gelu(x)
-
-
-def norm_silu(x: Tensor, weight: Tensor, eps: float, plus: Tensor | None = None) -> Tensor:
-    """silu of the RMS norm over the last dimension of x + plus."""
-    if not by_triton("RMS norm + SiLU", x):
-        return reference.norm_silu(x, weight, eps, plus)
-    from diagonal.engine.kernels.triton import pointwise
-
-    return pointwise.norm_silu(x, weight, eps, plus)
-
-
-def add_bias(x: Tensor, bias: Tensor, other: Tensor) -> Tensor:
-    """x + bias + other, with one bias for each place of the last dimension."""
-    if not by_triton("bias + sum", x):
-        return reference.add_bias(x, bias, other)
-    from diagonal.engine.kernels.triton import pointwise
-
-    return pointwise.add_bias(x, bias, other)
-
-
-def frame_norm(x_BTHWC: Tensor, weight: Tensor, bias: Tensor, eps: float, silu: bool) -> Tensor:
-    """(x - mean) / std * weight + bias, mean and std over all of a frame; with SiLU behind it."""
-    if not by_triton("frame norm", x_BTHWC):
-        return reference.frame_norm(x_BTHWC, weight, bias, eps, silu)
-    from diagonal.engine.kernels.triton import frame_norm as kernels
-
-    return kernels.frame_norm(x_BTHWC, weight, bias, eps, silu)
-
-
-def group_norm_silu(x_NCHW: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
-    """silu of (x - mean) / std * weight + bias, mean and std over a group of channels of a frame."""
-    if not x_NCHW.is_contiguous(memory_format=torch.channels_last) or not by_triton("group norm + SiLU", x_NCHW):
-        return reference.group_norm_silu(x_NCHW, weight, bias, groups, eps)
-    from diagonal.engine.kernels.triton import frame_norm as kernels
-
-    return kernels.group_norm_silu(x_NCHW, weight, bias, groups, eps)
 
 
 def gather_rows(tables_TLC: Tensor, ids_N: Tensor) -> Tensor:

@@ -8,12 +8,12 @@ used again without clearing it.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from diagonal.engine.attention import SlotMaker, attend
+from diagonal.engine.attention import Sees, SlotMaker, attend
 from diagonal.engine.heads import Heads, joined
 from diagonal.engine.kernels import select
 from diagonal.engine.kernels.visibility import whole_blocks
@@ -56,6 +56,14 @@ class CacheStep:
 
     def layer(self, index: int) -> CacheLayer:
         return CacheLayer(self.cache.k[index], self.cache.v[index], self)
+
+    def restricted(self, sees: Sees, slots_S: Tensor) -> CacheStep:
+        keys = torch.arange(self.extent, device=slots_S.device)
+        seen = (keys <= slots_S[:, None]) & sees(slots_S[:, None], keys)
+        if self.mask is not None:
+            written = self.mask if self.mask.dtype == torch.bool else self.mask[: len(slots_S)] == 0
+            seen &= written
+        return replace(self, mask=seen, raster=False)
 
     def by_slot(self, make: SlotMaker, slots_S: Tensor) -> tuple[Tensor, ...]:
         return make(slots_S)

@@ -7,7 +7,7 @@ a video longer than the model's window needs: each keeps the newest frames of th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from diagonal.engine.tokens.runner import Runner
-from diagonal.planning.grid import Grid, Layout
+from diagonal.planning.grid import Layout
 from diagonal.planning.plan import Order, Plan, make_plan
 
 # cuDNN makes a plan for every new number of keys, which costs more than the step: 65 ms (docs/log).
@@ -99,8 +99,8 @@ def plans(layout: Layout, windows: list[Span], order: Order, acts: int | None = 
         frames = span.stop - span.start
         # Actions that an earlier window decoded are known in this one.
         given = frames - 1 if acts is None else min(max(acts - span.start, span.known - 1), frames - 1)
-        grid = Grid(frames, layout.grid.rows, layout.grid.cols)
-        result.append(_plan(Layout(grid, layout.prefix, layout.suffix), order, span.known, given))
+        window = replace(layout, grid=replace(layout.grid, frames=frames))
+        result.append(_plan(window, order, span.known, given))
     return result
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from diagonal.engine.attention import Sees
 from diagonal.engine.heads import Heads
 from diagonal.engine.protocols import CacheSpec, LayerMemory
 
@@ -29,6 +30,14 @@ class TokenMemory(Protocol):
     def by_slot(self, make: Callable[[Tensor], tuple[Tensor, ...]], slots_S: Tensor) -> tuple[Tensor, ...]:
         """make(slots_S): what depends on the slots alone, one row for each, such as a rotation. A model asks once a
         call; a memory that serves many calls makes it for all slots once, and picks the rows."""
+        ...
+
+
+class SparseMemory(TokenMemory, Protocol):
+    """A memory that can show a model less than came before; models whose `cache_spec` is sparse get such a one."""
+
+    def restricted(self, sees: Sees, slots_S: Tensor) -> TokenMemory:
+        """The same, where the inputs (in slots_S) see no more than `sees` allows."""
         ...
 
 

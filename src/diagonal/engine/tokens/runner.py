@@ -91,9 +91,10 @@ class Eager:
 
 
 def make_runner(model: TokenModel, cache: KVCache, sampler: Sampler) -> Runner:
-    """Captured steps where there are kernels, without padding on a CPU; eager steps elsewhere."""
+    """Captured steps where there are kernels, without padding on a CPU; eager steps elsewhere, and for models that see
+    a part of what came before: kernels know no such rule."""
     on_gpu = select.available(cache.k.device)
-    if not on_gpu and not on_cpu(cache.k.device):
+    if model.cache_spec.sparse or not (on_gpu or on_cpu(cache.k.device)):
         return Eager(model, cache, sampler)
     from diagonal.engine.tokens.graphs import Graphs, exact, padded
 

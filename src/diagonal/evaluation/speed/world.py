@@ -124,10 +124,14 @@ def measure(
 
 def with_text(world: World, batch: int = 1) -> World:
     """A world that reads text is given one for each prompt, or its text layers would be left out: rows of noise, as
-    many as usual."""
+    many as usual. One that goes by a class or pictures is given the first class, or black ones."""
+    config: Any = world.variant.config  # that of a model with text knows the width of its embeddings
+    if world.variant.steered and config.classes:
+        return world.steered(label=0)
+    if world.variant.steered and config.given:
+        return world.steered(pictures=np.zeros((config.given, *world.size, 3), np.uint8))
     if not world.variant.text:
         return world
-    config: Any = world.variant.config  # that of a model with text knows the width of its embeddings
     generator = torch.Generator().manual_seed(0)
     return world.guided(torch.randn(batch, _text_rows(world), config.text, generator=generator))
 
@@ -144,12 +148,13 @@ def decoding(case: Case, settings: WorldSettings) -> TokenSession:
     world = case.world
     usual = 1 + (world.variant.prompt_frames - 1) // int(world.tokenizer.stride)
     known = usual if settings.known is None else settings.known
+    prompt: Tensor | None = None
     if tells_calls(case) and known == 1:
         clip, _ = world.actions.start(world.actions.STARTS[0])
         prompt = world.encode(clip)[0][:, -1:].expand(settings.batch, -1, -1, -1)
-    else:
+    elif known:
         prompt = random_ids(world, settings.batch, known)
-    return world.stream(prompt, frames=settings.frames, schedule=case.order)
+    return world.stream(prompt, frames=settings.frames, schedule=case.order, seed=range(settings.batch))
 
 
 def is_lossless(order: Order) -> bool:
@@ -236,6 +241,12 @@ def _tokenizer_ms(case: Case, settings: WorldSettings, frames: int) -> float:
     world, clock = case.world, Clock(next(case.world.model.parameters()).device)
     ids_BTHW = random_ids(world, settings.batch, frames + 1).to(clock.device)
     times = []
+    if world.tokenizer.whole:  # a clip is decoded at once: a frame's part of it
+        for _ in range(settings.warmup + settings.repeat):
+            began = clock.mark()
+            world.tokenizer.decode(ids_BTHW[:, 1:], {}).cpu()
+            times += [one / frames for one in clock.milliseconds([began, clock.mark()])]
+        return statistics.median(times[settings.warmup :])
     for index in range(settings.warmup + settings.repeat):
         state: dict[str, Tensor] = {}
         world.tokenizer.decode(ids_BTHW[:, :1], state)  # the prompt's, on which a later one may look back
