@@ -30,7 +30,7 @@ COMMANDS = {
     "train tokenizer": (),
     "train world": (),
     "models": (),
-    "verify": ("Files",),
+    "verify": ("Files", "Judging"),
 }
 
 

@@ -24,6 +24,14 @@ class Looked:
     panel: ClassVar[str] = "Files"
 
     files: Annotated[list[Path], typer.Argument(help="Videos.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """Whom to trust, and how it is said."""
+
+    panel: ClassVar[str] = "Judging"
+
     trust: Annotated[
         list[Path] | None,
         typer.Option(help="Certificate (PEM) to trust, with all that it issued; may be repeated."),
@@ -33,7 +41,7 @@ class Looked:
 
 @app.command()
 @flat
-def verify(looked: Looked) -> None:
+def verify(looked: Looked, judged: Judged) -> None:
     """Say what credentials and watermark tell of videos. Exit code 0: all are as they were signed; 1: one was changed;
     3: one has no credentials; 4: with --trust, one was signed by somebody else."""
     from diagonal.media.provenance import credentials, watermark
@@ -42,13 +50,13 @@ def verify(looked: Looked) -> None:
 
     credentials.check_installed()
     watermark.check_installed()
-    trust = "".join(credentials.anchors(path) for path in looked.trust or ())
+    trust = "".join(credentials.anchors(path) for path in judged.trust or ())
     verdicts = [look(path, trust) for path in looked.files]
-    if looked.as_json:
+    if judged.as_json:
         print_json({"files": [verdict.as_json() for verdict in verdicts]})
     else:
         _print(verdicts)
-    raise typer.Exit(worst(verdicts, bool(looked.trust)))
+    raise typer.Exit(worst(verdicts, bool(judged.trust)))
 
 
 def _print(verdicts: list[Verdict]) -> None:
