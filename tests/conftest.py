@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,11 @@ from torch import Tensor
 
 from tests.cuda_on_cpu import Machine
 from tests.cuda_on_cpu.compiler import AVAILABLE
+
+# The key that videos are signed with lies here: nothing is written into the home of whoever runs the tests. Commands
+# that tests call see it too.
+os.environ["DIAGONAL_CONFIG"] = tempfile.mkdtemp(prefix="diagonal-tests-")
+atexit.register(shutil.rmtree, os.environ["DIAGONAL_CONFIG"], ignore_errors=True)
 
 GOLDEN = Path(__file__).parent / "golden"
 

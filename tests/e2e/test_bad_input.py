@@ -269,7 +269,7 @@ def test_a_disk_that_fills_up_while_a_picture_is_written_leaves_nothing(tmp_path
     [
         ["plan", "--grid", "3x4x4", "--json"],
         ["plan", "--grid", "3x4x4"],
-        ["generate", "--model", "mcar/tiny", "--frames", "1", "--out", "-"],
+        ["generate", "--model", "mcar/tiny", "--frames", "1", "--out", "-", "--unsigned"],
     ],
 )
 def test_output_to_a_device_without_space_is_an_error(tmp_path, arguments):

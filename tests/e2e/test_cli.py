@@ -353,6 +353,7 @@ def test_lossless_frames_have_the_tokens_of_raster(tmp_path):
 
 def test_a_dash_streams_the_clip_to_stdout(tmp_path, plain):
     command = [COMMAND, "generate", "--model", "mcar/tiny", "--dtype", "float32", "--frames", "2", "--out", "-"]
+    command += ["--unsigned"]
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, timeout=120)
     assert done.returncode == 0 and os.listdir(tmp_path) == []
     with av.open(io.BytesIO(done.stdout), "r") as container:

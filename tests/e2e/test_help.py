@@ -14,10 +14,10 @@ from tests.e2e.conftest import ENVIRONMENT
 COMMAND = str(Path(sys.executable).with_name("diagonal"))
 SCREENS = 100  # lines, two screens
 COMMANDS = {
-    "generate": ("Model", "Prompt", "Schedule", "Sampling", "Output"),
-    "play": ("Model", "Prompt", "Playing", "Schedule", "Sampling", "Output"),
-    "serve": ("Model", "Server"),
-    "video": ("Model", "Prompt", "Size", "Schedule", "Sampling", "Output"),
+    "generate": ("Model", "Prompt", "Schedule", "Sampling", "Output", "Provenance"),
+    "play": ("Model", "Prompt", "Playing", "Schedule", "Sampling", "Output", "Provenance"),
+    "serve": ("Model", "Server", "Provenance"),
+    "video": ("Model", "Prompt", "Size", "Schedule", "Sampling", "Output", "Provenance"),
     "plan": ("What to plan", "Grids and token worlds", "Schedule", "Diffusion models"),
     "bench": ("Model", "Measuring", "Token worlds", "Sessions", "Diffusion models", "Output"),
     "distill": ("Model", "Prompts", "Method", "Videos", "Training", "Plan", "Run"),
@@ -33,6 +33,7 @@ COMMANDS = {
     "train tokenizer": (),
     "train world": (),
     "models": (),
+    "verify": ("Files", "Judging"),
 }
 
 

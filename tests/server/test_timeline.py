@@ -8,7 +8,10 @@ import pytest
 
 from diagonal.generation.snapshot import Snapshot
 from diagonal.media import video
+from diagonal.media.provenance import credentials
+from diagonal.media.provenance.writing import Marking, signed_by
 from diagonal.server.timeline import Timeline
+from diagonal.worlds.script import spell
 from tests.server.conftest import Join, Player, Serve, actions_of, tiny_world
 
 
@@ -122,6 +125,18 @@ def test_files_that_are_no_sessions_of_this_world_are_refused(
     player.say("session.start", snapshot=saved)
     error = player.hear()
     assert error["code"] == "bad_snapshot" and why in error["message"]
+
+
+def test_a_recording_is_signed_and_says_what_was_played(serve: Serve, join: Join, tmp_path: Path) -> None:
+    client = serve(marking=Marking(signed_by(None, None)[0]))
+    player = join(client)
+    session = player.start(paused=True)["session_id"]
+    play_until(player, 6)
+    done = actions_of(player.snapshot())
+    (tmp_path / "played.mp4").write_bytes(client.get(f"/v1/sessions/{session}/recording").content)
+    found = credentials.read(tmp_path / "played.mp4")
+    assert found.state == credentials.VALID and found.statement["model"] == "doom/tiny"
+    assert found.statement["told"]["actions"].endswith(spell(done))
 
 
 def test_what_was_played_is_a_video(serve: Serve, join: Join, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import pytest
 from starlette.websockets import WebSocketDisconnect
 
 import diagonal
+from diagonal.media.provenance.watermark import LIVE
+from diagonal.media.provenance.writing import Marking
 from diagonal.server.fmp4 import boxes
 from diagonal.server.settings import Limits
 from tests.server.conftest import Join, Player, Serve
@@ -42,6 +44,23 @@ def closes(player: Player, code: int) -> None:
     with pytest.raises(WebSocketDisconnect) as closed:
         player.hear()
     assert closed.value.code == code
+
+
+def test_a_stream_says_what_makes_it_and_has_a_watermark(serve: Serve, join: Join) -> None:
+    player = join(serve(marking=Marking()), VIDEO)
+    player.say("session.start", prompt=PROMPT, num_frames=11, seed=4)
+    said = player.hear()["provenance"]
+    assert said["signed"] is False and said["digital_source_type"] == "trainedAlgorithmicMedia"
+    assert said["model"] == "doom-t2v/tiny" and said["told"] == {"prompt": PROMPT} and said["seed"] == "4"
+    assert said["watermark"]["new_pattern_every"] == LIVE and said["watermark"]["family"] == "doom-t2v"
+    _, marked, _ = watch(player)
+    player = join(serve(), VIDEO)
+    player.say("session.start", prompt=PROMPT, num_frames=11, seed=4)
+    assert player.hear()["provenance"]["watermark"] == "switched off"
+    _, plain, _ = watch(player)
+    pairs = zip(frames_of(b"".join(marked)), frames_of(b"".join(plain)), strict=True)
+    changed = [np.abs(one.to_ndarray(format="rgb24") * 1.0 - other.to_ndarray(format="rgb24")) for one, other in pairs]
+    assert all(0.1 < frame.mean() < 6 for frame in changed)
 
 
 def test_the_bytes_of_all_chunks_are_the_video_of_the_library(serve: Serve, join: Join) -> None:

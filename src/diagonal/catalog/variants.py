@@ -92,6 +92,7 @@ class Variant:
     fit: Fit | None = None  # for families whose checkpoints differ
     mark: str = ""  # text drawn into every written frame
     prompt_frames: int = 1  # of a clip that is continued, where nobody says how many; 0: it begins with nothing
+    card: str = ""  # its model card, among the project's documents
     prompt_last: bool = False  # they are the clip's last frames; else its first, behind which recorded actions go on
 
     def layout(self, frames: int) -> Layout:
@@ -142,6 +143,7 @@ class DiffusionVariant:
     fps: int | Fraction = 16
     size: tuple[int, int] = (480, 832)  # height and width of the frames it was trained on
     frames: int = 81  # of the videos that it was trained on
+    card: str = ""  # its model card, among the project's documents
     random: bool = False  # no weights exist: loads with random ones unless told otherwise
     embedded: str = ""  # the folder of `assets` with the weights that the package ships
 

@@ -43,6 +43,7 @@ COMMANDS = (
     "report",
     "attention",
     "compare",
+    "verify",
     "bench",
 )
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from diagonal.media.files import atomic
 from diagonal.planning.decoding import parse
-from diagonal.worlds.script import MAX_ACTIONS
+from diagonal.worlds.script import MAX_ACTIONS, spell
 
 if TYPE_CHECKING:
     from diagonal.generation.live import LiveSession
@@ -138,6 +138,10 @@ class Game:
     def replay(self) -> Replay:
         """What was done so far."""
         return Replay(self.begin, tuple(self.moves))
+
+    def told(self) -> str:
+        """What was done so far, as text: actions, and in brackets all else."""
+        return spell([move.value if move.kind == ACT else f"[{move.kind} {move.value}]" for move in self.moves])
 
     def report(self) -> dict[str, Any]:
         """Numbers of all frames: times are those of model calls and of decoding to pixels."""

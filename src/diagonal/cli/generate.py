@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -14,12 +15,15 @@ from rich.table import Table
 from diagonal.cli import app, load_world, out, print_json, progress_bar
 from diagonal.cli.options import Computing, Fitting, Json, RowStarts, WorldSource, chosen, flat
 from diagonal.cli.prompts import Continuation, PromptOptions, check_asked, check_computing, prepare
+from diagonal.cli.signing import Watermarking
 from diagonal.planning.decoding import DEFAULT
 
 if TYPE_CHECKING:
     from diagonal.generation.session import Piece
     from diagonal.generation.token_session import TokenSession
     from diagonal.generation.world import World
+    from diagonal.media.provenance.origin import Origin
+    from diagonal.media.provenance.writing import MarkedWriter, Marking
     from diagonal.media.video import VideoArray
     from diagonal.planning.plan import Order
     from diagonal.planning.sampling import Sampling
@@ -96,6 +100,7 @@ def generate(
     row_starts: RowStarts,
     drawn: SamplingOptions,
     output: Output,
+    signing: Watermarking,
 ) -> None:
     """Continue a clip with a token world: frames are written as they complete. Diffusion models: `diagonal video`."""
     if output.out_path == "-" and (output.as_json or schedules.compare is not None):
@@ -111,6 +116,7 @@ def generate(
     name = source.model
     check_target(output.out_path)
     check_computing(computing, KINDS)
+    marking = signing.marking(output.out_path, watermark=False)
     if name.startswith(HF):  # what it is only its own files say
         world = load_world(source, computing)
         prompt = prepare(world, asked, fitting, untrained=False)
@@ -123,13 +129,15 @@ def generate(
         return world.stream(clip, actions, frames=frames, schedule=order, sampling=sampling, seed=drawn.seed)
 
     look = Look.of(world, output.scale, output.mark)
+    origin = _origin(world, prompt, asked, look, (orders, sampling, drawn.seed))
+    film = Film(output.out_path, look, marking, origin, from_text=prompt.clip is None)
     if len(orders) == 1:
-        runs, equal = [_write(world, begin(orders[0]), orders[0], look, output.out_path)], None
+        runs, equal = [_write(world, begin(orders[0]), orders[0], film)], None
     else:
         next(iter(begin(orders[0])))  # warm-up: the first frame of a process pays for set-up
-        runs, equal = _write_compared(world, [(order, begin(order)) for order in orders], look, output.out_path)
+        runs, equal = _write_compared(world, [(order, begin(order)) for order in orders], film)
     shared: dict[str, Any] = {"model": name, "weights": world.weights, "quantize": world.quantized or "none"}
-    shared |= {"seed": drawn.seed, "out": output.out_path}
+    shared |= {"seed": drawn.seed, "out": output.out_path, "credentials": marking.words}
     if output.as_json:
         print_json(shared | runs[0].report() | _compared(runs, equal))
     elif output.out_path != "-":
@@ -187,6 +195,34 @@ class Look:
         return stamp(enlarge(frames, self.scale), self.mark) if self.mark else enlarge(frames, self.scale)
 
 
+@dataclass(frozen=True)
+class Film:
+    """A video to be written."""
+
+    path: str
+    look: Look
+    marking: Marking
+    origin: Origin
+    from_text: bool  # nothing was seen before it
+
+    def open(self) -> AbstractContextManager[MarkedWriter]:
+        """Begin to write it."""
+        from diagonal.media.provenance.writing import marked_writer
+
+        return marked_writer(self.path, self.look.fps, self.origin, self.marking, self.from_text)
+
+
+def _origin(
+    world: World, prompt: Continuation, asked: PromptOptions, look: Look, how: tuple[list[Order], Sampling, int]
+) -> Origin:
+    """What the video's credentials say."""
+    from diagonal.generation.origin import of_world
+
+    orders, sampling, seed = how
+    made = of_world(world, orders[0], sampling, seed, prompt.told(asked))
+    return replace(made, schedule=" beside ".join(map(str, orders)), mark=look.mark)
+
+
 def _run(world: World, stream: TokenSession, order: Order, each: Callable[[Piece], object]) -> ClipTiming:
     """Consume a stream with a progress bar. Seconds: model calls and frame decoding; loading and encoding apart."""
     with progress_bar("calls") as progress:
@@ -202,28 +238,25 @@ def _run(world: World, stream: TokenSession, order: Order, each: Callable[[Piece
     return ClipTiming(str(order), calls, stream.frames, tokens, seconds)
 
 
-def _write(world: World, stream: TokenSession, order: Order, look: Look, path: str) -> ClipTiming:
-    from diagonal.media.video import writer
-
-    with writer(path, look.fps) as video:
-        return _run(world, stream, order, lambda piece: video.write(look(piece.frames)))
+def _write(world: World, stream: TokenSession, order: Order, film: Film) -> ClipTiming:
+    with film.open() as video:
+        return _run(world, stream, order, lambda piece: video.write(film.look(piece.frames)))
 
 
 def _write_compared(
-    world: World, streams: list[tuple[Order, TokenSession]], look: Look, path: str
+    world: World, streams: list[tuple[Order, TokenSession]], film: Film
 ) -> tuple[list[ClipTiming], float]:
     """What the runs took, and the share of their tokens that are equal."""
     import numpy as np
 
     from diagonal.media.draw import side_by_side
-    from diagonal.media.video import writer
 
     runs, clips, tokens = [], [], []
-    with writer(path, look.fps) as video:
+    with film.open() as video:
         for order, stream in streams:
             pieces: list[Piece] = []
             runs.append(_run(world, stream, order, pieces.append))
-            clips.append(look(np.concatenate([piece.frames for piece in pieces])))
+            clips.append(film.look(np.concatenate([piece.frames for piece in pieces])))
             tokens.append(np.concatenate([piece.tokens.numpy() for piece in pieces]))
         labels = [f"{run.schedule}   {run.calls} calls   {run.seconds:.1f} s" for run in runs]
         video.write(side_by_side(clips[::-1], labels[::-1]))
@@ -255,7 +288,9 @@ def _print_runs(runs: list[ClipTiming], shared: dict[str, Any]) -> None:
         )
     out.print(table)
     out.print(
-        f"{runs[0].frames} frames of {shared['model']} ({shared['weights']} weights) in {shared['out']}", markup=False
+        f"{runs[0].frames} frames of {shared['model']} ({shared['weights']} weights) in {shared['out']}; credentials: "
+        f"{shared['credentials']}",
+        markup=False,
     )
     out.print(
         "[dim]seconds: all model calls and the decoding of frames to pixels; loading and the prompt not counted[/]"

@@ -32,6 +32,7 @@ def models(as_json: Json = False) -> None:
                 "actions": variant.actions if tokens else "prompt",
                 "licence": variant.licence,
                 "source": variant.source,
+                "card": variant.card or None,
             }
         )
     if as_json:
@@ -43,3 +44,5 @@ def models(as_json: Json = False) -> None:
         size = f"{row['parameters'] / 1e6:,.1f} M"
         table.add_row(row["name"], size, row["grid"], row["actions"], row["licence"], row["source"])
     out.print(table)
+    cards = ", ".join(row["card"] for row in rows if row["card"])
+    out.print(f"[dim]model cards of what is shipped: {cards}; what to use them for: RESPONSIBLE_USE.md[/]")

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
@@ -22,11 +22,14 @@ from diagonal.cli.keys import HELP, Held, Meter, Player
 from diagonal.cli.opened import Asked, Going, Resuming, opened
 from diagonal.cli.options import Computing, Fitting, Json, RowStarts, WorldSource, flat
 from diagonal.cli.prompts import Beginning
+from diagonal.cli.signing import Signing
 from diagonal.media.files import check_target
 from diagonal.worlds.pace import Pace
 
 if TYPE_CHECKING:
-    from diagonal.media.video import VideoArray, Writer
+    from diagonal.media.provenance.origin import Origin
+    from diagonal.media.provenance.writing import MarkedWriter, Marking
+    from diagonal.media.video import VideoArray
 
 
 class Draw(StrEnum):
@@ -114,6 +117,7 @@ def play(
     row_starts: RowStarts,
     drawn: SamplingOptions,
     kept: Kept,
+    signing: Signing,
 ) -> None:
     """Play a token world in this terminal: WASD or arrows, space, q to leave. --script plays without keys."""
     # All that can be refused is refused before a large model is loaded.
@@ -121,11 +125,14 @@ def play(
     playing.check(kept.as_json)
     asked = Asked(source, beginning, resuming, fitting, going, row_starts, drawn)
     begin = opened(asked, computing, playing.script)
+    marking = None if kept.out_path is None else signing.marking(kept.out_path)
     world = load_world(begin.source, computing)
     game = Game(world, begin.session(world, asked))
     with ExitStack() as stack:
-        film = Film(stack, kept.out_path, Look.of(world, kept.scale, kept.mark))
+        look = Look.of(world, kept.scale, kept.mark)
+        film = Film(stack, kept.out_path, look, marking, _origin(game, asked, look) if marking is not None else None)
         meter = _run(game, begin.moves, playing, film)
+        film.end(game)
     if kept.save is not None:
         game.session.save(kept.save)
     if kept.replay is not None:
@@ -137,7 +144,8 @@ def play(
     shared: dict[str, Any] = {"model": world.name, "weights": world.weights, "quantize": world.quantized or "none"}
     paths = {name: str(path) for name, path in vars(kept).items() if name in ("save", "replay") and path is not None}
     numbers = shared | game.report() | {"key_to_frame_ms": middle, "key_to_frame_ms_p95": late} | paths
-    numbers |= {"out": kept.out_path} if kept.out_path is not None and game.frames else {}
+    if marking is not None and game.frames:
+        numbers |= {"out": kept.out_path, "credentials": marking.words}
     if kept.as_json:
         print_json(numbers)
     else:
@@ -147,19 +155,37 @@ def play(
 class Film:
     """A video that begins with its first frame."""
 
-    def __init__(self, stack: ExitStack, path: str | None, look: Look) -> None:
+    def __init__(
+        self, stack: ExitStack, path: str | None, look: Look, marking: Marking | None, origin: Origin | None
+    ) -> None:
         self._stack, self._path, self._look = stack, path, look
-        self._writer: Writer | None = None
+        self._marking, self._origin = marking, origin
+        self._writer: MarkedWriter | None = None
 
     def add(self, frames: VideoArray) -> None:
         """Append frames (T, H, W, 3), where a video was asked for."""
-        from diagonal.media.video import writer
+        from diagonal.media.provenance.writing import marked_writer
 
-        if self._path is None:
+        if self._path is None or self._marking is None or self._origin is None:
             return
         if self._writer is None:
-            self._writer = self._stack.enter_context(writer(self._path, self._look.fps))
+            begun = marked_writer(self._path, self._look.fps, self._origin, self._marking)
+            self._writer = self._stack.enter_context(begun)
         self._writer.write(self._look(frames))
+
+    def end(self, game: Game) -> None:
+        """All frames are there: say what was played."""
+        if self._writer is not None:
+            self._writer.tell("moves", game.told())
+
+
+def _origin(game: Game, asked: Asked, look: Look) -> Origin:
+    """What the video's credentials say, but for what will be played."""
+    from diagonal.generation.origin import frames_told, of_world
+
+    session, start = game.session, asked.beginning.start
+    told = {"first frame": frames_told(session.view())} | ({} if start is None else {"start": start})
+    return replace(of_world(game.world, session.order, session.sampling, session.seed, told), mark=look.mark)
 
 
 class View(Protocol):
@@ -255,6 +281,7 @@ def _print(numbers: dict[str, Any]) -> None:
     table.add_row(*(cell(name, form) for _, name, form in columns))
     out.print(table)
     about = f"{numbers['model']} ({numbers['weights']} weights), {numbers['schedule']}, seed {numbers['seed']}"
+    about += f"; credentials: {numbers['credentials']}" if "credentials" in numbers else ""
     written = [f"{name} in {numbers[key]}" for name, key in WRITTEN.items() if key in numbers]
     out.print(f"{about}; {', '.join(written)}" if written else about, markup=False)
     out.print("[dim]FPS and ms: model calls and decoding to pixels; waiting and drawing not counted[/]")

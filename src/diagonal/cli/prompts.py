@@ -123,6 +123,21 @@ class Continuation:
             checks.check_whole(world, known, known + new, order)
             checks.check_order(world, known, new, order, known - 1 if chosen else known + new - 1)
 
+    def told(self, asked: PromptOptions) -> dict[str, str]:
+        """What it begins with and follows, for the credentials of the video."""
+        from diagonal.generation.origin import actions_told, frames_told
+
+        told = {"actions": actions_told(self.actions)}
+        given = {"prompt": self.clip, "pictures": self.pictures}
+        told |= {name: frames_told(frames) for name, frames in given.items() if frames is not None}
+        if self.label is not None:
+            told["class"] = str(self.label)
+        if self.clip is not None and asked.prompt is None and (asked.start is not None or space(self.world).STARTS):
+            told["start"] = asked.start or space(self.world).STARTS[0]
+        if self.text is not None:
+            told["text"] = self.text if isinstance(self.text, str) else frames_told(self.text.float())
+        return told
+
     def under(self, world: World) -> World:
         """The loaded world, with frames of this size and under this text."""
         world = world if self.size is None else world.at(*self.size)

@@ -11,6 +11,7 @@ import typer
 
 from diagonal.cli import app, err, load_world
 from diagonal.cli.options import Computing, WorldSource, flat, refuse
+from diagonal.cli.signing import Watermarking
 
 if TYPE_CHECKING:
     from diagonal.media.video import VideoArray
@@ -75,14 +76,14 @@ class Reached:
 
 @app.command()
 @flat
-def serve(served: Served, computing: Computing, reached: Reached) -> None:
+def serve(served: Served, computing: Computing, reached: Reached, signing: Watermarking) -> None:
     """Serve worlds to a browser: a page, a WebSocket to play on, and what docs/serving.md says."""
     try:
         from diagonal.server.app import create_app
         from diagonal.server.run import serve as run
     except ImportError as error:
         raise ValueError(f"serving needs more packages ({error}): pip install 'diagonal[serve]'") from error
-    names, settings = served.names, _settings(served, reached)
+    names, settings = served.names, _settings(served, reached, signing)
     models = {name: _open(name, served, computing, settings) for name in names}
 
     def ready(address: str) -> None:
@@ -93,7 +94,7 @@ def serve(served: Served, computing: Computing, reached: Reached) -> None:
     run(create_app(settings, models), settings, ready)
 
 
-def _settings(served: Served, reached: Reached) -> Settings:
+def _settings(served: Served, reached: Reached, signing: Watermarking) -> Settings:
     from diagonal.server.settings import Settings
 
     return Settings(
@@ -103,6 +104,7 @@ def _settings(served: Served, reached: Reached) -> Settings:
         origins=tuple(reached.allow_origin or ()),
         seats=served.seats,
         data=reached.data,
+        marking=signing.marking(None),
     )
 
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from diagonal.cli import app, err, out, print_json, progress_bar, remark_random
 from diagonal.cli.options import Computing, Fitting, Json, chosen, flat, given, refuse
 from diagonal.cli.prompts import check_computing, check_is_text
+from diagonal.cli.signing import Watermarking
 from diagonal.cli.video_prompts import Many
 
 if TYPE_CHECKING:
@@ -187,6 +188,7 @@ def video(
     denoising: Denoising,
     drawn: SamplingOptions,
     output: Output,
+    signing: Watermarking,
 ) -> None:
     """Make a video from a prompt with a diffusion model: frames are written as they complete."""
     if output.out_path == "-" and output.as_json:
@@ -195,8 +197,10 @@ def video(
         raise ValueError("--decoder none makes no frames to write; take vae or preview")
     from diagonal.catalog.names import find
     from diagonal.catalog.variants import diffusion_variant
+    from diagonal.generation.origin import of_request
     from diagonal.generation.request import Request
-    from diagonal.media.video import check_target, enlarge, to_be_seen, writer
+    from diagonal.media.provenance.writing import marked_writer
+    from diagonal.media.video import check_target, enlarge, to_be_seen
 
     # All that can be refused is refused before a large model is loaded.
     name, source = origin.model, origin.source()
@@ -217,18 +221,21 @@ def video(
         **chosen(output, "decoder", "capture") | read_preset(denoising.preset),
     )
     _check(name, variant, source, computing, request)
+    marking = signing.marking(None if many is not None else output.out_path)
     if many is not None:
         many.check(variant, source)
-        many.make(load_video(name, source, computing), request, output.scale or 1, output.as_json)
+        many.make(load_video(name, source, computing), request, (output.scale or 1, marking), output.as_json)
         return
     model = load_video(name, source, computing)
     session = model.stream(request)
     asked = size.height or size.width  # who says how large it is gets just that
     scale = output.scale or (1 if asked else to_be_seen(variant.size[0]))
-    with writer(output.out_path, variant.fps) as file:
+    with marked_writer(output.out_path, variant.fps, of_request(model, request), marking, from_text=True) as file:
         run = _run(session, lambda frames: file.write(enlarge(frames, scale)))
+        marked = 0.0 if file.watermark is None else file.watermark.seconds
     shared = {"model": name, "weights": model.weights} | _facts(request, denoising.preset)
     shared |= dict(zip(("height", "width"), usual, strict=True)) | {"scale": scale, "out": output.out_path}
+    shared |= {"credentials": marking.words, "watermark": signing.watermark, "watermark_seconds": marked}
     if output.as_json:
         print_json(shared | run.report() | {"changes": [asdict(change) for change in session.changes]})
     elif output.out_path != "-":
@@ -346,5 +353,8 @@ def _print(run: VideoTiming, shared: dict[str, Any], session: ChunkSession) -> N
         out.print(f"from chunk {change.applied_at} on: {change.prompt}", markup=False)
     behind = f" behind {run.given_frames} given" if run.given_frames else ""
     made = f"{run.frames} frames of {shared['model']} ({shared['weights']} weights){behind} in {shared['out']}"
-    out.print(f"{made}; {shared['preset']}, {shared['schedule']}", markup=False)
-    out.print("[dim]seconds: all model calls and the decoding of frames to pixels; loading and the text not counted[/]")
+    marks = f"credentials: {shared['credentials']}; watermark: {'yes' if shared['watermark'] else 'no'}"
+    out.print(f"{made}; {shared['preset']}, {shared['schedule']}; {marks}", markup=False)
+    marked = f", {shared['watermark_seconds']:.1f} s of them for the watermark" if shared["watermark"] else ""
+    seconds = "seconds: all model calls and the decoding of frames to pixels; loading and the text not counted"
+    out.print(f"[dim]{seconds}{marked}[/]")

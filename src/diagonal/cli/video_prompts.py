@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from diagonal.generation.components import Weights
     from diagonal.generation.request import Request
     from diagonal.generation.video import VideoModel
+    from diagonal.media.provenance.writing import Marking
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,12 @@ class Many:
             checks.check_texts(variant, self.prompts)
         made(self.out, planned(self.prompts, self.each, self.seed))
 
-    def make(self, model: VideoModel, request: Request, scale: int, as_json: bool) -> None:
+    def make(self, model: VideoModel, request: Request, look: tuple[int, Marking], as_json: bool) -> None:
         """Make what is not there yet, with a progress bar."""
         from diagonal.evaluation.manifest import check_run
         from diagonal.evaluation.prompted import Asked, made, make, planned
 
-        asked, videos = Asked(model, request, scale), planned(self.prompts, self.each, self.seed)
+        asked, videos = Asked(model, request, *look), planned(self.prompts, self.each, self.seed)
         self.out.mkdir(parents=True, exist_ok=True)
         check_run(self.out, asked.facts())
         there = len(made(self.out, videos))

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from diagonal.evaluation import manifest
+from diagonal.generation.origin import of_request
 from diagonal.generation.request import Request
 from diagonal.generation.snapshot import fingerprint
 from diagonal.generation.video import VideoModel
-from diagonal.media.video import enlarge, writer
+from diagonal.media.provenance.writing import UNMARKED, Marking, marked_writer
+from diagonal.media.video import enlarge
 from diagonal.planning.denoising import spec
 
 LONGEST = 230  # bytes of a name, its ending and a temporary one's beginning left room for
@@ -65,6 +67,7 @@ class Asked:
     model: VideoModel
     request: Request
     scale: int = 1  # pixels are enlarged so many times
+    marking: Marking = UNMARKED
 
     def facts(self) -> dict[str, Any]:
         """What must be the same for videos to belong together."""
@@ -80,6 +83,7 @@ class Asked:
             "num_frames": request.num_frames,
             "size": list(request.size(model.variant.size)),
             "scale": self.scale,
+            "watermark": self.marking.watermark,
         }
 
 
@@ -112,7 +116,9 @@ def _make(asked: Asked, one: Planned, out: Path) -> float:
     request = replace(asked.request, prompt=one.prompt, prompt_embeds=None, seed=one.seed)
     session = asked.model.stream(request)
     calls, new, start = 0, 0, time.perf_counter()
-    with writer(out / f"{one.name}.mp4", asked.model.variant.fps) as file:
+    origin = of_request(asked.model, request)
+    target = out / f"{one.name}.mp4"
+    with marked_writer(target, asked.model.variant.fps, origin, asked.marking, from_text=True) as file:
         for piece in session:
             file.write(enlarge(piece.frames, asked.scale))
             calls, new = calls + piece.calls, new + piece.new

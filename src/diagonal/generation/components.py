@@ -49,6 +49,11 @@ class Weights:
         """Nothing was trained."""
         return self.transformer is None or str(self.transformer) == checkpoints.RANDOM
 
+    def places(self) -> tuple[str | Path, ...]:
+        """The checkpoints that the frames depend on, without the text encoder: transformer, decoders, LoRAs."""
+        named = (None if self.random else self.transformer, self.vae, self.preview, *self.lora)
+        return tuple(place for place in named if place is not None and str(place) != NONE)
+
 
 @dataclass(frozen=True, slots=True)
 class Components:

@@ -155,6 +155,7 @@ def load_hf(source: str, device: torch.device, dtype: torch.dtype | None) -> Wor
         written=True,
     )
     world = World(f"hf:{source}", variant, pixels, source, "meta")
+    world.sources = (source,) if Path(source).is_dir() else ()  # of a hub id transformers alone knows the files
     world.model = world.runner = HFTokenModel(config, model)
     return world
 

@@ -110,6 +110,7 @@ def _load_world(
             config, network = variant.fit(variant.config, network, (state, separate or state), settings)
             variant = replace(variant, config=config)
         world = World(name, variant, network, label, "meta")
+        world.sources = (weights,) if tokenizer is None else (weights, tokenizer)
         _fill(world, state, separate)
     for module in (world.model, world.tokenizer):
         module.to(device=device, dtype=dtype).eval().requires_grad_(False)
@@ -162,4 +163,6 @@ def load_video_model(
     if device.type == "cuda":
         for codec in filter(None, (parts.vae, parts.preview)):
             kernels_last(codec)
-    return VideoModel(name, variant, checkpoints.RANDOM if source.random else label, parts)
+    model = VideoModel(name, variant, checkpoints.RANDOM if source.random else label, parts)
+    model.sources = source.places()
+    return model

@@ -52,6 +52,7 @@ class VideoModel:
         self.model, self.vae, self.preview = parts.transformer, parts.vae, parts.preview
         self.warm = Warm[tuple[WindowCache, DiffusionModel]]()  # of the last video, on a GPU
         self.quantized: str | None = None  # of quantize.VIDEO_KINDS
+        self.sources: tuple[str | Path, ...] = ()  # the checkpoints that its weights were read from
 
     @property
     def device(self) -> torch.device:

@@ -53,6 +53,7 @@ class World:
             self.model: Any = variant.config.build()
             self.tokenizer: Any = tokenizer.build()
         self.quantized: str | None = None  # of quantize.KINDS
+        self.sources: tuple[str | Path, ...] = ()  # the checkpoints that its weights were read from
         self.warm, self.live = Warm[Runner](), Warm[LiveDecoder]()
         self.runner: Any = self.model  # what the engine calls: the model, or the model under a text
         self.actions = cast(ActionSpace, importlib.import_module(f"diagonal.worlds.{variant.actions}"))

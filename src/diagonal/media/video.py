@@ -89,6 +89,23 @@ def read_luma(source: str | Path, most: int | None = None) -> VideoArray:
     return np.stack(planes)
 
 
+def spread(source: str | Path, most: int) -> VideoArray:
+    """At most so many frames (T, H, W, 3) from all over a video file, as far as it can be decoded. They are an odd
+    number of frames apart: of what is in every second or fourth frame, some is among them."""
+    path = Path(source)
+    count = header(path).frames
+    step = 1 if count is None else max(1, (count // most - 1) | 1)
+    found: list[VideoArray] = []
+    try:
+        for index, frame in enumerate(_frames(path)):
+            if index % step == 0 and len(found) < most:
+                found.append(frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False))
+    except ValueError:  # truncated or damaged: what came before it is looked at
+        if not found:
+            raise
+    return np.stack(found)
+
+
 def _collect(path: Path, frames: Iterable[VideoArray], most: int | None, last: bool) -> VideoArray:
     kept: deque[VideoArray] = deque(maxlen=most if last else None)
     for index, frame in enumerate(frames):

@@ -34,6 +34,7 @@ VARIANTS = {
         licence="Apache-2.0",
         source="embedded: our own, ViZDoom my_way_home",
         embedded="doom",
+        card="docs/cards/doom.md",
     ),
     "tiny": Variant(
         replace(_CONFIG, width=64, layers=2, heads=4, mlp=128, frames=6, reference_frames=2, codebook=64, vocab=72),

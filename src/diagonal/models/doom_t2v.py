@@ -22,6 +22,7 @@ def _variant(config: Config, vae: str, source: str, embedded: str = "") -> Diffu
         fps=Fraction(35, 4),
         size=(96, 128),
         frames=41,
+        card="docs/cards/doom-t2v.md" if embedded else "",
         random=not embedded,
         embedded=embedded,
     )

@@ -36,7 +36,7 @@ def routes(house: House) -> APIRouter:
         path.parent.mkdir(parents=True, exist_ok=True)
         async with house.recording:
             try:
-                await record(session.ticker, session.player, path)
+                await record(session.ticker, session.player, path, house.settings.marking)
             except ValueError as error:
                 raise HTTPException(409, f"the session changed while it was recorded: {error}") from error
         return FileResponse(path, filename=f"{session_id}.mp4", background=BackgroundTask(path.unlink, missing_ok=True))

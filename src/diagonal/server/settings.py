@@ -6,6 +6,8 @@ import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from diagonal.media.provenance.writing import UNMARKED, Marking
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -34,6 +36,7 @@ class Settings:
     origins: tuple[str, ...] = ()
     seats: int = 8  # sessions of each world at a time
     data: Path | None = None  # the folder of all that is written; None: nothing is
+    marking: Marking = UNMARKED  # of all videos that are written; the command has them signed
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

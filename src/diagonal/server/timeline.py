@@ -58,6 +58,10 @@ class Timeline:
         first = start - self.first
         return torch.stack([*islice(self._units, first, first + count)])[:, : self._cells].long()
 
+    def actions(self) -> list[tuple[int, ...]]:
+        """Ids of the actions between the frames that are kept."""
+        return [tuple(unit[self._cells :].tolist()) for unit in islice(self._units, len(self._units) - 1)]
+
     def _check(self, frame: int) -> None:
         if not self.first <= frame <= self.last:
             raise ValueError(f"frame {frame} is not kept; those from {self.first} to {self.last} are")

@@ -23,6 +23,7 @@ from diagonal.server import video_wire as wire
 from diagonal.server.asked import Asked, longest
 from diagonal.server.fmp4 import FragmentedMp4
 from diagonal.server.house import House
+from diagonal.server.marks import StreamMarks
 from diagonal.server.sockets import DONE, POLICY, RESTART, TOO_LARGE, check_model, receive_text
 from diagonal.server.video_models import ServedVideo
 from diagonal.server.wire import RefusedError
@@ -60,12 +61,14 @@ class VideoSocket:
     async def run(self) -> None:
         """Make the video until it is done or stopped."""
         try:
+            marking = self._house.settings.marking
+            marks = await asyncio.to_thread(StreamMarks, self._model.model, self._request, marking)
             session = await self._work(self._model.model.stream, self._request)
         except ValueError as error:
             raise RefusedError("bad_value", str(error), self._start.event_id) from error
         self._house.videos.add(self)
         try:
-            code = await self._converse(session)
+            code = await self._converse(session, marks)
             await self._socket.close(code)
         except WebSocketDisconnect:
             pass
@@ -82,12 +85,14 @@ class VideoSocket:
         """Do something in the thread of the model."""
         return await asyncio.get_running_loop().run_in_executor(self._model.thread, task, *arguments)
 
-    async def _converse(self, session: ChunkSession) -> int:
+    async def _converse(self, session: ChunkSession, marks: StreamMarks) -> int:
         request = self._request
         config: dict[str, Any] = {"model": self._model.name, "prompt": request.prompt, "num_frames": request.num_frames}
         config |= {"height": request.height, "width": request.width, "seed": request.seed, "fps": float(self._fps)}
-        await self._say({"type": "video.start", "request_id": self.id, "format": "m4s", "config": config})
-        tasks = [asyncio.create_task(one) for one in (self._make(session), self._read(session), self._stopped.wait())]
+        start = {"type": "video.start", "request_id": self.id, "format": "m4s", "config": config}
+        await self._say(start | {"provenance": marks.statement()})
+        work = self._make(session, marks), self._read(session), self._stopped.wait()
+        tasks = [asyncio.create_task(one) for one in work]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if self._closing:
@@ -105,7 +110,7 @@ class VideoSocket:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _make(self, session: ChunkSession) -> int:
+    async def _make(self, session: ChunkSession, marks: StreamMarks) -> int:
         """Chunk after chunk."""
         encoder, clock = FragmentedMp4(self._fps), _Clock(self._start.extra_params, self._paced)
         while True:
@@ -113,7 +118,8 @@ class VideoSocket:
             piece: Piece | None = await self._work(next, session, None)
             if piece is None:
                 return DONE
-            data = await asyncio.to_thread(encoder.chunk, piece.frames)
+            marked = await asyncio.to_thread(marks.mark, piece.frames)
+            data = await asyncio.to_thread(encoder.chunk, marked)
             self._model.metrics.frames[str(self._request.schedule or "default")] += piece.new
             self._model.metrics.frame_seconds.observe(time.perf_counter() - began)
             await clock.due(self._frames / float(self._fps))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import TypeVar
 
 MAX_ACTIONS = 1_000_000
@@ -23,6 +24,12 @@ def parse(text: str, one: Callable[[str], Action]) -> list[Action]:
             raise ValueError(f"more than {MAX_ACTIONS} actions given")
         actions += [one(held)] * count
     return actions
+
+
+def spell(actions: Sequence[object]) -> str:
+    """Actions in the short text form, each as its own text says it: 'forward*8,left'."""
+    runs = [(text, len([*same])) for text, same in groupby(map(str, actions))]
+    return ",".join(text if times == 1 else f"{text}*{times}" for text, times in runs)
 
 
 def together(parts: Sequence[str], known: Callable[[str], object]) -> str:
