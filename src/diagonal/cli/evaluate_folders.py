@@ -223,7 +223,8 @@ def show(job: Job, folder: Path | None) -> None:
     real = f", {len(job.reference.videos)} real ones" if job.reference else ""
     out.print(f"{len(job.folders[0].videos)} videos{real}; intervals are 95 %, over clips", markup=False)
     if folder is not None:
-        out.print(f"scores.json, scores.md and sheet.png in {folder}", markup=False)
+        drawn = "curves.png and sheet.png" if any(len(one.over_time) > 1 for one in job.results) else "sheet.png"
+        out.print(f"scores.json, scores.md, {drawn} in {folder}", markup=False)
 
 
 def show_vbench(found: Mapping[str, Any]) -> None:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +28,17 @@ from diagonal.evaluation.speed.machine import PACKAGE, commit
 from diagonal.evaluation.statistics import FloatArray, Interval, bootstrap, slope
 from diagonal.media.files import atomic
 
+SPANS = 8  # into which curves are cut, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a curve over time, and the mean in it."""
+
+    first: int
+    last: int  # behind its last number
+    value: Interval
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
@@ -35,7 +48,8 @@ class Score:
     folder: str
     clips: int
     value: Interval
-    by_frame: list[float] = field(default_factory=list)  # means over clips, where numbers lie along time
+    by_frame: list[float | None] = field(default_factory=list)  # means over clips, where numbers lie along time
+    over_time: list[Span] = field(default_factory=list)  # the same in a few parts, with intervals over clips
     slope_per_100: Interval | None = None
     minus_first: Interval | None = None  # to the first folder, paired by name
 
@@ -141,12 +155,25 @@ def _paired(found: Score, metric: Metric, seen: dict[str, FloatArray], first: di
     curves = [curve for one in seen.values() if (curve := metric.curve(one)) is not None]
     if len(curves) == len(seen) and len({len(curve) for curve in curves}) == 1:
         rise = bootstrap(np.array([[slope(curve)] for curve in curves]))
-        found = replace(found, by_frame=np.mean(curves, axis=0).tolist(), slope_per_100=rise)
+        found = replace(found, **_over_time(np.array(curves)), slope_per_100=rise)
     both = [name for name in seen if name in first]
     apart = np.array([[metric.of_video(seen[name]) - metric.of_video(first[name])] for name in both])
     if np.isfinite(apart).any():  # a video may have no number, as one without turns has none of turns
         found = replace(found, minus_first=bootstrap(apart))
     return found
+
+
+def _over_time(curves_NT: FloatArray) -> dict[str, Any]:
+    """The mean curve, and its parts with intervals; of some clips a number may be missing (nan), of all of them too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # where all are missing, so is the mean
+        mean = np.nanmean(curves_NT, axis=0)
+        places = [part for part in np.array_split(np.arange(len(mean)), SPANS) if len(part)]
+        parts = [(part, np.nanmean(curves_NT[:, part], axis=1)) for part in places]
+        spans = [
+            Span(int(at[0]), int(at[-1]) + 1, bootstrap(one[:, None])) for at, one in parts if np.isfinite(one).any()
+        ]
+    return {"by_frame": [float(one) if np.isfinite(one) else None for one in mean], "over_time": spans}
 
 
 @dataclass(frozen=True, slots=True)
