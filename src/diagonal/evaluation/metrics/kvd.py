@@ -1,8 +1,8 @@
 """Kernel video distance: 100 times the quadratic-kernel discrepancy of JEDi, on I3D's logits instead of V-JEPA's.
 
 For few clips, where a Frechet distance has no covariance. Not comparable with JEDi, nor with FVD. Variants show clips
-to the network as fvd does. `tats-own` is the one that TATS computes beside its FVD: the kernel (x.y / d + 1)^3, unbiased,
-and not times 100.
+to the network as fvd does. `tats-own` is what TATS computes beside its FVD: the kernel (x.y / d + 1)^3, unbiased, and
+not times 100.
 """
 
 from __future__ import annotations
