@@ -25,9 +25,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import paper_cases
-from benchmarks.paper_cases import Case
 from diagonal import cli
+from diagonal.evaluation.papers import cases as paper_cases
+from diagonal.evaluation.papers.cases import Case
 from diagonal.evaluation.speed.machine import describe
 
 # Raster takes too long to be run as a whole: so many steps are measured, and no less than other plans have.

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import paper_cases, suite
+from benchmarks import suite
 from diagonal import cli
 from diagonal.catalog.names import find
 from diagonal.cli.bench_video import VideosMeasured
 from diagonal.cli.evaluate_model import Clips, planned
 from diagonal.cli.options import WorldSource
+from diagonal.evaluation.papers import cases as paper_cases
 from diagonal.evaluation.papers import diagonal_decoding, diagonal_distillation
 from diagonal.planning.plan import Order
 
