@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -155,7 +154,8 @@ def _paired(found: Score, metric: Metric, seen: dict[str, FloatArray], first: di
     curves = [curve for one in seen.values() if (curve := metric.curve(one)) is not None]
     if len(curves) == len(seen) and len({len(curve) for curve in curves}) == 1:
         rise = bootstrap(np.array([[slope(curve)] for curve in curves]))
-        found = replace(found, **_over_time(np.array(curves)), slope_per_100=rise)
+        mean, spans = _over_time(np.array(curves))
+        found = replace(found, by_frame=mean, over_time=spans, slope_per_100=rise)
     both = [name for name in seen if name in first]
     apart = np.array([[metric.of_video(seen[name]) - metric.of_video(first[name])] for name in both])
     if np.isfinite(apart).any():  # a video may have no number, as one without turns has none of turns
@@ -163,7 +163,7 @@ def _paired(found: Score, metric: Metric, seen: dict[str, FloatArray], first: di
     return found
 
 
-def _over_time(curves_NT: FloatArray) -> dict[str, Any]:
+def _over_time(curves_NT: FloatArray) -> tuple[list[float | None], list[Span]]:
     """The mean curve, and its parts with intervals; of some clips a number may be missing (nan), of all of them too."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # where all are missing, so is the mean
@@ -173,7 +173,7 @@ def _over_time(curves_NT: FloatArray) -> dict[str, Any]:
         spans = [
             Span(int(at[0]), int(at[-1]) + 1, bootstrap(one[:, None])) for at, one in parts if np.isfinite(one).any()
         ]
-    return {"by_frame": [float(one) if np.isfinite(one) else None for one in mean], "over_time": spans}
+    return [float(one) if np.isfinite(one) else None for one in mean], spans
 
 
 @dataclass(frozen=True, slots=True)
