@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from diagonal.cli import app, err, out, print_json
-from diagonal.cli.evaluate_folders import Run, Videos
+from diagonal.cli.evaluate_folders import WIDTH, Run, Videos
 from diagonal.cli.evaluate_model import Clips, evaluated, planned
 from diagonal.cli.options import Device, Json, Lpips, WorldSource, flat, given, refuse
 from diagonal.cli.sweep_video import StepGrid, swept_video
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 WHOLE = "whole"
 K, D, METRICS = "1,2,3,4", WHOLE, "psnr,ssim"
-WIDTH = 1000  # letters of a line of the table: a narrow terminal wraps it, and hides nothing
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,7 +109,10 @@ def curves(job: Job) -> list[Panel]:
             for one in job.results
             if one.metric == name
         }
-        panels.append(Panel("frame", _label(name), lines))
+        better = metrics.find(name)[0].about.better
+        panels.append(
+            Panel("frame", name + ("" if better is Better.NEITHER else f" ({better.value} is better)"), lines)
+        )
     return panels
 
 

@@ -27,7 +27,7 @@ from diagonal.evaluation.speed.machine import PACKAGE, commit
 from diagonal.evaluation.statistics import FloatArray, Interval, bootstrap, slope
 from diagonal.media.files import atomic
 
-SPANS = 8  # into which curves are cut, at most
+SPANS = 8  # parts of equal length into which curves are cut, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +168,10 @@ def _over_time(curves_NT: FloatArray) -> tuple[list[float | None], list[Span]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # where all are missing, so is the mean
         mean = np.nanmean(curves_NT, axis=0)
-        places = [part for part in np.array_split(np.arange(len(mean)), SPANS) if len(part)]
-        parts = [(part, np.nanmean(curves_NT[:, part], axis=1)) for part in places]
-        spans = [
-            Span(int(at[0]), int(at[-1]) + 1, bootstrap(one[:, None])) for at, one in parts if np.isfinite(one).any()
-        ]
+        every = -(-len(mean) // SPANS)
+        ends = [(first, min(first + every, len(mean))) for first in range(0, len(mean), every)]
+        parts = [(*end, np.nanmean(curves_NT[:, slice(*end)], axis=1)) for end in ends]
+        spans = [Span(first, last, bootstrap(one[:, None])) for first, last, one in parts if np.isfinite(one).any()]
     return [float(one) if np.isfinite(one) else None for one in mean], spans
 
 
