@@ -3,8 +3,9 @@
     python benchmarks/picture.py [--start lamps] [--actions "right*4,forward*4"] [--out docs/demo.webp]
 
 The clips are made here. Their pace is that of `scripts/demo` as benchmarks/results has it, so that picture and README
-agree; the clocks show it, and time passes `SLOWER` times as slowly, for a frame of a tenth of a second shows no cells. Within a frame, cells appear in the order of the schedule, in equal steps of time. What a
-cell shows is taken from the complete frame; what is not decoded yet is the frame before, dimmed.
+agree; the clocks show it, and time passes `SLOWER` times as slowly, for a frame of a tenth of a second shows no cells.
+Within a frame, cells appear in the order of the schedule, in equal steps of time. What a cell shows is taken from the
+complete frame; what is not decoded yet is the frame before, dimmed.
 """
 
 from __future__ import annotations
