@@ -2,7 +2,7 @@
 
     python benchmarks/long_session.py --frames 100000 --out benchmarks/results/NAME.json [--model doom/tiny]
 
-Frames have few cells, so that many of them fit into an hour; a session keeps the same things of larger ones. The memory
+Frames have two cells, so that many of them fit into an hour; a session keeps the same things of larger ones. The memory
 is what the process holds (resident set), and what a snapshot takes as JSON, after each twentieth of all. The pace
 is that of the machine on that day; that it does not fall is what counts.
 """
@@ -26,7 +26,7 @@ from diagonal.media.files import atomic
 
 PAGE = 4096  # bytes
 PARTS = 20
-ROWS, COLS = 2, 3  # cells of a frame
+ROWS, COLS, LAYERS = 1, 2, 1  # cells of a frame, and blocks of the model
 
 
 def resident() -> float:
@@ -45,7 +45,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     variant = find("models", given.model)
-    config = replace(variant.config, rows=ROWS, cols=COLS)
+    config = replace(variant.config, rows=ROWS, cols=COLS, layers=LAYERS)
     world = World(given.model, replace(variant, config=config), find("tokenizers", variant.tokenizer), "random", "cpu")
     prompt = torch.randint(1, config.codebook, (2, ROWS, COLS))
     session = world.play(prompt, world.actions.parse("forward"), schedule=given.schedule, seed=0)
