@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -22,6 +24,12 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._house, self._on_ready = house, on_ready
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End, and with success: uvicorn's own raises the signal again at the end, as if it had been killed. A second
+        Ctrl-C waits for nobody."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
         await super().startup(sockets)
@@ -39,8 +47,6 @@ def serve(app: FastAPI, settings: Settings, on_ready: Callable[[str], object]) -
     """Run until SIGINT or SIGTERM. Images do not compress, so messages are not compressed; and data that is compressed
     in the server would hide from it that a client does not keep up."""
     options: dict[str, Any] = {
-        "host": settings.host,
-        "port": settings.port,
         "ws": "websockets-sansio",
         "ws_max_size": settings.limits.start_bytes,
         "ws_per_message_deflate": False,
@@ -49,4 +55,17 @@ def serve(app: FastAPI, settings: Settings, on_ready: Callable[[str], object]) -
         "log_level": "warning",
         "server_header": False,
     }
-    Server(uvicorn.Config(app, **options), app.state.house, on_ready).run()
+    with _listen(settings) as listening:
+        Server(uvicorn.Config(app, **options), app.state.house, on_ready).run([listening])
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """A socket where the server is to be reached."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host.strip("[]"), settings.port), family=family)
+    except OSError as error:
+        why = str(error.strerror).partition(" (")[0]  # what follows is the address again
+        raise ValueError(
+            f"host {settings.host}, port {settings.port}: {why}; --port 0 takes any port that is free"
+        ) from error
