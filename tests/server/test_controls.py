@@ -1,10 +1,8 @@
-"""Controls between a socket and the thread of a world: what a frame is asked to show, and frames that are begun over."""
+"""Controls between a socket and the thread of a world: what a frame is asked to show, and frames begun over."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import pytest
 
 from diagonal.server.controls import Controls, Taken
 from diagonal.server.player import Delivery
@@ -71,12 +69,12 @@ def play(frames: int, *players: Controls) -> tuple[Ticker, list[str]]:
     return ticker, [one.image.action for one in shown[1:] if one.image is not None]
 
 
-def test_a_frame_is_begun_over_for_a_control_in_its_first_half() -> None:
+def test_a_frame_is_begun_over_for_a_control_in_its_first_two_thirds() -> None:
     made = Late(comes=5)
     ticker, shown = play(3, made)
     assert shown == ["noop", "left", "left"]  # of the first frame nobody knows yet how many calls it takes
     assert ticker.metrics.superseded == 1 and ticker.metrics.frames["diagonal:k=1"] == 3
-    assert made.looks == 5 + 27 // 2  # once over, and in first halves alone
+    assert made.looks == 5 + 2 * 27 // 3  # begun over once, and looked for in the first two thirds alone
 
 
 def test_nobody_waits_for_a_frame_that_others_begin_over() -> None:

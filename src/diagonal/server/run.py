@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -15,6 +16,7 @@ from diagonal.server.house import House
 from diagonal.server.settings import Settings
 
 GRACE = 10  # seconds for requests to end when the server stops
+SWITCH = 0.0005  # seconds that a thread may keep Python's lock; by default ten times as long
 
 
 class Server(uvicorn.Server):
@@ -45,11 +47,16 @@ class Server(uvicorn.Server):
 
 def serve(app: FastAPI, settings: Settings, on_ready: Callable[[str], object]) -> None:
     """Run until SIGINT or SIGTERM. Images do not compress, so messages are not compressed; and data that is compressed
-    in the server would hide from it that a client does not keep up."""
+    in the server would hide from it that a client does not keep up.
+
+    Threads hand over Python's lock soon: an image goes through several before it is sent, and each would wait for the
+    thread of the world, which is in the midst of the next frame."""
+    sys.setswitchinterval(SWITCH)
     options: dict[str, Any] = {
         "ws": "websockets-sansio",
         "ws_max_size": settings.limits.start_bytes,
         "ws_per_message_deflate": False,
+        "limit_concurrency": settings.limits.connections,
         "timeout_graceful_shutdown": GRACE,
         "access_log": False,  # addresses may have the token in them
         "log_level": "warning",

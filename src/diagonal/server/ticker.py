@@ -224,15 +224,15 @@ class SupersededError(Exception):
 
 
 class _Watch:
-    """Called after every model call of a frame; raises once in its first half if the player asks for something else.
-    In the second half the frame is left to end: two whole frames would be seen no later."""
+    """Called after every model call of a frame; raises in its first two thirds if the player asks for something else.
+    Then the answer takes one frame. In the last third the frame is left to end, which throws less work away."""
 
     def __init__(self, player: Player, taken: Taken) -> None:
         self._player, self._taken, self._calls = player, taken, 0
 
     def __call__(self) -> None:
         self._calls += 1
-        if 2 * self._calls <= self._player.calls and self._player.controls.changed(self._taken):
+        if 3 * self._calls <= 2 * self._player.calls and self._player.controls.changed(self._taken):
             raise SupersededError
 
 
