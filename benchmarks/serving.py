@@ -1,6 +1,6 @@
 """What the server costs, and what it stands: the numbers of docs/serving.md.
 
-    python benchmarks/serving.py load --out RESULT.json [--sessions 50 --seconds 120]
+    python benchmarks/serving.py load --out RESULT.json [--sessions 50 --seconds 180]
     python benchmarks/serving.py local --out RESULT.json [--rounds 8 --frames 40 --controls 10]
 
 `load`: many sessions of `doom/tiny` on one server, each played as a page plays: images are acknowledged, a control
@@ -33,7 +33,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from diagonal.media.files import atomic
 
 TIMELINE = 32  # frames of a session under load that can be gone back to
-WARM = 0.4  # share of the time of a load after which memory should stay as it is
+WARM = 1 / 3  # share of the time of a load after which memory should stay as it is
 HELD: tuple[tuple[str, ...], ...] = (("forward",), ("left",), (), ("forward", "right"), ("back",))
 MIB = 2**20
 
@@ -148,11 +148,11 @@ class Player:
             self.latencies.append(at - self.sent)
             self.sent = None
 
-    async def play(self, until: float, chance: random.Random) -> None:
-        """See images, and tell something new some time after it was last seen."""
+    async def play(self, until: float, chance: random.Random, least: int = 1) -> None:
+        """See images until a time, and at least so many; tell something new some time after it was last seen."""
         controlling = asyncio.create_task(self._control_now_and_then(chance))
         await self.say("session.update", paused=False)
-        while time.perf_counter() < until:
+        while time.perf_counter() < until or self.frames < least:
             await self.see()
         controlling.cancel()
 
@@ -163,8 +163,10 @@ class Player:
                 await self.control()
 
 
-async def _crowd(running: Running, model: str, sessions: int, seconds: float) -> tuple[list[Player], list[int], float]:
-    """Who played, the server's memory every half second, and the processor seconds that the players' own process had."""
+async def crowd(
+    running: Running, model: str, sessions: int, seconds: float, least: int = 1
+) -> tuple[list[Player], list[int], float]:
+    """Who played, the server's memory every half second, and the seconds of a processor that the players had."""
     start = {"start": "hall", "paused": True}
     players = [Player(running.socket(model), start | {"seed": seed}) for seed in range(sessions)]
     for player in players:
@@ -178,7 +180,7 @@ async def _crowd(running: Running, model: str, sessions: int, seconds: float) ->
 
     watching, own = asyncio.create_task(watch()), time.process_time()
     until = time.perf_counter() + seconds
-    await asyncio.gather(*(player.play(until, random.Random(seed)) for seed, player in enumerate(players)))
+    await asyncio.gather(*(player.play(until, random.Random(seed), least) for seed, player in enumerate(players)))
     watching.cancel()
     own = time.process_time() - own
     await asyncio.gather(*(player.leave() for player in players))
@@ -191,10 +193,10 @@ def quantiles(values: Sequence[float]) -> dict[str, float]:
     return {f"p{q}": round(1000 * ordered[min(len(ordered) - 1, len(ordered) * q // 100)], 1) for q in (50, 95, 99)}
 
 
-def load(sessions: int = 50, seconds: float = 120.0, model: str = "doom/tiny") -> dict[str, Any]:
+def load(sessions: int = 50, seconds: float = 180.0, model: str = "doom/tiny") -> dict[str, Any]:
     """Many sessions at once."""
     with server(__file__, "serve", "--model", model, "--sessions", str(sessions)) as running:
-        players, memory, own = asyncio.run(_crowd(running, model, sessions, seconds))
+        players, memory, own = asyncio.run(crowd(running, model, sessions, seconds))
     warm = memory[int(WARM * len(memory)) :]
     third = max(1, len(warm) // 3)
     before, after = statistics.median(warm[:third]), statistics.median(warm[-third:])
@@ -313,7 +315,7 @@ def main() -> None:
     parser.add_argument("what", choices=("load", "local", "serve"))
     parser.add_argument("--model", help="default: doom/tiny under load, doom in local play")
     parser.add_argument("--sessions", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--frames", type=int, default=40, help="of a round, each way")
     parser.add_argument("--controls", type=int, default=10, help="of a round")

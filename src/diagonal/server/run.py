@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from diagonal.server.house import House
-from diagonal.server.settings import Settings
+from diagonal.server.settings import Limits, Settings
 
 GRACE = 10  # seconds for requests to end when the server stops
 SWITCH = 0.0005  # seconds that a thread may keep Python's lock; by default ten times as long
@@ -46,27 +46,29 @@ class Server(uvicorn.Server):
 
 
 def serve(app: FastAPI, settings: Settings, on_ready: Callable[[str], object]) -> None:
-    """Run until SIGINT or SIGTERM. Images do not compress, so messages are not compressed; and data that is compressed
-    in the server would hide from it that a client does not keep up.
-
-    Threads hand over Python's lock soon: an image goes through several before it is sent, and each would wait for the
-    thread of the world, which is in the midst of the next frame."""
+    """Run until SIGINT or SIGTERM. Threads hand over Python's lock soon: an image goes through several before it is
+    sent, and each would wait for the thread of the world, which is in the midst of the next frame."""
     sys.setswitchinterval(SWITCH)
-    options: dict[str, Any] = {
+    with listen(settings) as place:
+        Server(uvicorn.Config(app, **options(settings.limits)), app.state.house, on_ready).run([place])
+
+
+def options(limits: Limits) -> dict[str, Any]:
+    """What uvicorn is told. Images do not compress, so messages are not compressed; and data that is compressed in the
+    server would hide from it that a client does not keep up."""
+    return {
         "ws": "websockets-sansio",
-        "ws_max_size": settings.limits.start_bytes,
+        "ws_max_size": limits.start_bytes,
         "ws_per_message_deflate": False,
-        "limit_concurrency": settings.limits.connections,
+        "limit_concurrency": limits.connections,
         "timeout_graceful_shutdown": GRACE,
         "access_log": False,  # addresses may have the token in them
         "log_level": "warning",
         "server_header": False,
     }
-    with _listen(settings) as listening:
-        Server(uvicorn.Config(app, **options), app.state.house, on_ready).run([listening])
 
 
-def _listen(settings: Settings) -> socket.socket:
+def listen(settings: Settings) -> socket.socket:
     """A socket where the server is to be reached."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:

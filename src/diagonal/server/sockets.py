@@ -65,7 +65,7 @@ async def refuse(socket: WebSocket, refused: RefusedError) -> None:
 
 
 async def farewell(socket: WebSocket, code: int, last: dict[str, Any] | None = None) -> None:
-    """Close, after a last message if there is one. Who takes nothing any more is not waited for: its seat is others'."""
+    """Close, after a last message if there is one. Who takes nothing any more is not waited for."""
     with suppress(TimeoutError):
         async with asyncio.timeout(FAREWELL):
             if last is not None:

@@ -183,6 +183,7 @@ class WorldSocket:
                 return POLICY
 
     async def _send(self, image: Image) -> None:
+        dropped = self._outbox.dropped  # before this one: while it is encoded, later ones may be
         data = await asyncio.to_thread(encode, image.pixels, self._start.format, self._start.quality)
         latency = None if image.received is None else 1000 * (time.monotonic() - image.received)
         about = {
@@ -193,7 +194,7 @@ class WorldSocket:
             "calls": image.calls,
             "decode_ms": round(image.decode_ms, 3),
             "latency_ms": None if latency is None else round(latency, 3),
-            "dropped": self._outbox.dropped,
+            "dropped": dropped,
             "schedule": image.schedule,
             "byte_length": len(data),
             "mime": f"image/{self._start.format}",
@@ -202,8 +203,8 @@ class WorldSocket:
         await self._socket.send_bytes(data)
         metrics = self.ticker.metrics
         metrics.images += 1
-        metrics.dropped += self._outbox.dropped - self._counted
-        self._counted = self._outbox.dropped
+        metrics.dropped += dropped - self._counted
+        self._counted = dropped
         if latency is not None:
             metrics.latency.observe(latency / 1000)
 
@@ -211,6 +212,8 @@ class WorldSocket:
         """Do what the client says until it stops; gives the close code."""
         limits = self._house.settings.limits
         while True:
+            await self._outbox.room()  # whoever asks without end, and does not read, is not heard
+            await asyncio.sleep(0)  # nor does it keep others from being heard
             try:
                 text = await receive_text(self._socket, limits.idle_seconds)
                 message = wire.world_message(text, limits.message_bytes)
