@@ -59,6 +59,7 @@ export class Prompt {
     this.chunks = []; // when each begins, in seconds of the video
     this.seen = -1; // the newest chunk that was on the screen
     this.frames = 0;
+    this.isDone = false;
     at("receipts").replaceChildren();
     at("chunks").replaceChildren();
     this.current = this.receipt("first", prompt);
@@ -130,8 +131,10 @@ export class Prompt {
   }
 
   failed(message) {
-    const receipt = this.receipts.get(message.event_id ?? "first");
+    const id = message.event_id ?? (this.frames ? null : "first");
+    const receipt = this.receipts.get(id);
     if (!receipt) return this.say(message.message);
+    this.isDone = id === "first"; // its receipt says why
     const [first, ...rest] = message.message.split(". ");
     receipt.received.textContent = `refused: ${first}`;
     receipt.applied.textContent = "";
@@ -144,15 +147,15 @@ export class Prompt {
   }
 
   done(message) {
+    this.isDone = true;
     this.film.end();
     this.say(`${message.stopped ? "Stopped" : "Done"}: ${this.frames} frames in ${this.chunks.length} chunks`);
   }
 
   closed(why) {
-    const hadBegun = this.frames > 0;
     this.connection = null;
     this.film.end();
-    if (why.code !== 1000) this.say(hadBegun || !this.receipts.get("first").received.textContent ? why.reason : "");
+    if (!this.isDone) this.say(why.reason);
     this.become(false);
   }
 
