@@ -11,63 +11,25 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-import diagonal
 from benchmarks.serving import Player, Running, crowd, quantiles
 from diagonal.generation.snapshot import Snapshot
-from diagonal.server import run, sockets, world_socket
-from diagonal.server.app import create_app
-from diagonal.server.settings import Limits, Settings
-from diagonal.server.video_models import serve_video
-from diagonal.server.world_models import serve_world
-from tests.server.conftest import tiny_world
+from diagonal.server import sockets, world_socket
+from diagonal.server.settings import Limits
+from tests.server.conftest import Listen
 
 WORLD, VIDEO = "doom/tiny", "doom-t2v/tiny"
 PROMPT = "walking forward through a brick corridor"
-Listen = Callable[..., Running]
-
-
-@contextmanager
-def listening(limits: Limits, seats: int) -> Iterator[Running]:
-    """A server in a thread of this process."""
-    settings = Settings(port=0, seats=seats, limits=limits)
-    models = [serve_world(tiny_world(), seats, limits), serve_video(diagonal.load(VIDEO), seats)]
-    app, ready, found = create_app(settings, {model.name: model for model in models}), threading.Event(), list[str]()
-
-    def on_ready(address: str) -> None:
-        found.append(address)
-        ready.set()
-
-    with run.listen(settings) as place:
-        server = run.Server(uvicorn.Config(app, **run.options(limits)), app.state.house, on_ready)
-        thread = threading.Thread(target=server.run, args=([place],))
-        thread.start()
-        assert ready.wait(20)
-        try:
-            yield Running(found[0], os.getpid())
-        finally:
-            server.should_exit = True
-            thread.join(20)
-            assert not thread.is_alive()
-
-
-@pytest.fixture
-def listen() -> Iterator[Listen]:
-    """Start a server."""
-    with ExitStack() as stack:
-        yield lambda limits=None, seats=4: stack.enter_context(listening(limits or Limits(), seats))
 
 
 def health(running: Running) -> dict[str, Any]:
@@ -107,6 +69,18 @@ def test_many_play_at_once_and_each_sees_all_of_its_frames(listen: Listen) -> No
     assert len(memory) >= 2 and health(running)["sessions"] == 0
 
 
+def test_the_example_of_the_documents_plays(listen: Listen, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
+    assert len(code.splitlines()) <= 25
+    code = code.replace("ws://127.0.0.1:8000/v1/realtime/video?model=doom", listen().socket(WORLD))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "session.started" in done.stdout and "'what': 'control', 'seq': 1" in done.stdout
+    frames = sorted(tmp_path.glob("frame*.jpg"))
+    assert len(frames) == 20 and all(frame.read_bytes()[:2] == b"\xff\xd8" for frame in frames)
+
+
 def test_messages_are_not_compressed(listen: Listen) -> None:
     async def offered() -> str | None:
         async with connect(listen().socket(WORLD), compression="deflate") as client:
@@ -119,7 +93,7 @@ def test_messages_are_not_compressed(listen: Listen) -> None:
 def test_who_stops_reading_costs_others_nothing_and_loses_the_seat(
     listen: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One reads nothing and asks for more and more answers, one watches an endless video without reading it."""
+    """One reads nothing and asks for more and more answers, one shows nothing of an endless video."""
     for module in (sockets, world_socket):
         monkeypatch.setattr(module, "FAREWELL", 0.2)
     running = listen(Limits(idle_seconds=3.0, stall_seconds=0.5))
@@ -127,7 +101,7 @@ def test_who_stops_reading_costs_others_nothing_and_loses_the_seat(
     async def scenario() -> None:
         player = Player(running.socket(WORLD), {"start": "hall", "paused": True})
         await player.join()
-        endless = {"prompt": PROMPT, "extra_params": {"pace_to_media_time": False}}
+        endless = {"prompt": PROMPT, "extra_params": {"acknowledge": True}}
         async with deaf(running, WORLD) as one, deaf(running, VIDEO, **endless):
             asking = asyncio.create_task(_ask_forever(one))
             await player.play(time.perf_counter() + 1.5, random.Random(0), least=8)
@@ -137,6 +111,21 @@ def test_who_stops_reading_costs_others_nothing_and_loses_the_seat(
             await free_within(running, 10.0)
 
     asyncio.run(scenario())
+
+
+def test_a_close_that_cannot_be_sent_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "FAREWELL", 0.05)
+
+    class Full:
+        """A socket whose buffers are full."""
+
+        async def send_json(self, message: dict[str, Any]) -> None:
+            await asyncio.Event().wait()
+
+    async def close() -> None:
+        await asyncio.wait_for(sockets.farewell(Full(), 1008, {"code": "no_seat"}), 5)  # type: ignore[arg-type]
+
+    asyncio.run(close())
 
 
 async def _ask_forever(client: ClientConnection) -> None:
