@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
@@ -88,10 +91,16 @@ def serve(served: Served, computing: Computing, reached: Reached, signing: Water
 
     def ready(address: str) -> None:
         err.print(f"{', '.join(names)} at {address}  (Ctrl-C ends it)")
-        if reached.open_page:
-            webbrowser.open(address if reached.token is None else f"{address}/?token={reached.token}")
+        if reached.open_page and _has_screen():
+            page = address if reached.token is None else f"{address}/?token={reached.token}"
+            Thread(target=webbrowser.open, args=[page], daemon=True).start()  # it may wait for the browser, which asks us
 
     run(create_app(settings, models), settings, ready)
+
+
+def _has_screen() -> bool:
+    """Whether a browser would have a window; one in text would take the terminal."""
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def _settings(served: Served, reached: Reached, signing: Watermarking) -> Settings:
