@@ -93,7 +93,7 @@ def serve(served: Served, computing: Computing, reached: Reached, signing: Water
         err.print(f"{', '.join(names)} at {address}  (Ctrl-C ends it)")
         if reached.open_page and _has_screen():
             page = address if reached.token is None else f"{address}/?token={reached.token}"
-            Thread(target=webbrowser.open, args=[page], daemon=True).start()  # it may wait for the browser, which asks us
+            Thread(target=webbrowser.open, args=[page], daemon=True).start()  # who waits for the browser
 
     run(create_app(settings, models), settings, ready)
 
