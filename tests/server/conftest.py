@@ -19,6 +19,7 @@ from diagonal.catalog.names import find
 from diagonal.generation.snapshot import Snapshot
 from diagonal.server import run
 from diagonal.server.app import create_app
+from diagonal.server.house import Served
 from diagonal.server.settings import Limits, Settings
 from diagonal.server.video_models import serve_video
 from diagonal.server.world_models import serve_world
@@ -131,8 +132,9 @@ def join() -> Iterator[Join]:
 def listening(limits: Limits, seats: int) -> Iterator[Running]:
     """A server in a thread of this process."""
     settings = Settings(port=0, seats=seats, limits=limits)
-    models = [serve_world(tiny_world(), seats, limits), serve_video(diagonal.load("doom-t2v/tiny"), seats)]
-    app, ready, found = create_app(settings, {model.name: model for model in models}), threading.Event(), list[str]()
+    world, video = serve_world(tiny_world(), seats, limits), serve_video(diagonal.load("doom-t2v/tiny"), seats)
+    models: dict[str, Served] = {world.name: world, video.name: video}
+    app, ready, found = create_app(settings, models), threading.Event(), list[str]()
 
     def on_ready(address: str) -> None:
         found.append(address)

@@ -57,7 +57,7 @@ async def deaf(running: Running, model: str, **start: Any) -> AsyncIterator[Clie
     try:
         yield client
     finally:
-        client.transport.abort()  # type: ignore[attr-defined]
+        client.transport.abort()
 
 
 def test_many_play_at_once_and_each_sees_all_of_its_frames(listen: Listen) -> None:
@@ -172,7 +172,7 @@ def test_who_vanishes_leaves_the_seat_within_a_second(listen: Listen, model: str
         await client.send(json.dumps({"type": "session.start", **start}))
         await client.recv()
         assert health(running)["sessions"] == 1
-        client.transport.abort()  # type: ignore[attr-defined]
+        client.transport.abort()
         await free_within(running, 1.0)
 
     asyncio.run(scenario())
