@@ -24,6 +24,12 @@ class Limits:
     prompt: int = 2000  # characters
     video_frames: int = 2000  # of a video of a diffusion model
     prompts: int = 1000  # that may follow each other while a video is made
+    jobs: int = 16  # that may wait
+    upload_bytes: int = 32 * 2**20  # of a request with a picture or clip
+    uploads: int = 4  # times as much may be on its way to the server
+    upload_seconds: float = 60.0
+    keep_seconds: float = 7 * 24 * 3600.0  # that a finished video is kept
+    disk_bytes: int = 8 * 2**30  # of all files of jobs
 
 
 @dataclass(frozen=True, kw_only=True)
