@@ -161,5 +161,12 @@ def problem(
     """An error as OpenAI's clients read it."""
     kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     code = code or kind.removesuffix("_error")
-    content = {"error": {"message": message, "type": kind, "code": code, "param": param}}
+    content = {
+        "error": {"message": _printable(message), "type": kind, "code": code, "param": param and _printable(param)}
+    }
     return JSONResponse(content, status, headers=headers)
+
+
+def _printable(text: str) -> str:
+    """What came from a client may hold halves of characters, which no answer can."""
+    return text.encode("utf-8", "replace").decode()

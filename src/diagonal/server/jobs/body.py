@@ -69,7 +69,10 @@ class Bodies:
             raise RefusedError("bad_form", f"the form cannot be read: {error.message}") from error
         finally:
             await stream.aclose()
-        return await _sorted(form.multi_items())
+        try:
+            return await _sorted(form.multi_items())
+        finally:
+            await form.close()
 
     async def _form(self, request: Request) -> Body:
         stream = self._stream(request, self._limits.message_bytes)
@@ -79,7 +82,10 @@ class Bodies:
             raise RefusedError("bad_form", f"the form cannot be read: {error.message}") from error
         finally:
             await stream.aclose()
-        return await _sorted(form.multi_items())
+        try:
+            return await _sorted(form.multi_items())
+        finally:
+            await form.close()
 
     async def _json(self, request: Request) -> Body:
         stream = self._stream(request, self._limits.start_bytes)
@@ -118,7 +124,6 @@ async def _sorted(items: list[tuple[str, Any]]) -> Body:
             if written != FILE:
                 raise FieldError(written, "unknown_field", f"a file is taken as {FILE} alone")
             upload = await value.read()
-            await value.close()
             continue
         match = NAMED.fullmatch(written)
         if match is None:

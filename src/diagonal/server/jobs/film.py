@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from diagonal.media.files import atomic
-from diagonal.media.video import VideoArray, header, read, spread
+from diagonal.media.video import VideoArray, read, spread
 from diagonal.server.images import encode
 from diagonal.server.jobs.store import SPRITESHEET, THUMBNAIL, VIDEO
 

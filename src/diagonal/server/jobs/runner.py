@@ -23,7 +23,7 @@ from diagonal.server.house import House, Served
 from diagonal.server.jobs.counters import Counters
 from diagonal.server.jobs.fields import Fields
 from diagonal.server.jobs.film import pictures
-from diagonal.server.jobs.store import COMPLETED, FAILED, QUEUED, RUNNING, UPLOAD, VIDEO, WAITING, Job, Store
+from diagonal.server.jobs.store import COMPLETED, FAILED, FOLDER, QUEUED, RUNNING, UPLOAD, VIDEO, WAITING, Job, Store
 from diagonal.server.jobs.work import Work, thread_of, work_of
 
 PATIENCE = 3
@@ -63,9 +63,8 @@ class Runner:
         self.counters = {name: Counters() for name in house.models}
         self._running: dict[str, Running] = {}
         self._news, self._stopping = threading.Condition(), False
-        names = [(f"jobs of {name}", partial(self._work, model)) for name, model in house.models.items()]
-        names.append(("jobs that expire", self._sweep))
-        self._threads = [threading.Thread(target=target, name=name, daemon=True) for name, target in names]
+        made = [self._thread(f"jobs of {name}", partial(self._work, model)) for name, model in house.models.items()]
+        self._threads = [*made, self._thread("jobs that expire", self._sweep)]
 
     @property
     def store(self) -> Store:
@@ -76,7 +75,7 @@ class Runner:
 
     def start(self) -> None:
         """Open the folder, settle what was left in it, and go on."""
-        self._store = Store(self._house.data / "videos")
+        self._store = Store(self._house.data / FOLDER)
         self._settle()
         for thread in self._threads:
             thread.start()
@@ -135,6 +134,9 @@ class Runner:
         if self.store.change(gone):
             shutil.rmtree(self.store.place(job.id), ignore_errors=True)
         return gone
+
+    def _thread(self, name: str, target: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=target, name=name, daemon=True)
 
     def _until(self) -> float:
         return time.time() + self._house.settings.limits.keep_seconds

@@ -21,6 +21,7 @@ from diagonal.media.files import atomic
 QUEUED, RUNNING, COMPLETED, FAILED = "queued", "in_progress", "completed", "failed"
 WAITING = (QUEUED, RUNNING)
 VIDEO, THUMBNAIL, SPRITESHEET, UPLOAD = "video.mp4", "thumbnail.webp", "spritesheet.jpg", "input"
+FOLDER = "videos"
 TABLE = """
 CREATE TABLE IF NOT EXISTS jobs (
     number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, model TEXT NOT NULL, status TEXT NOT NULL,
@@ -166,6 +167,16 @@ class Store:
     def _cursor(self) -> Iterator[sqlite3.Connection]:
         with self._lock:
             yield self._base
+
+
+def check_folder(data: Path) -> None:
+    """Refuse now a folder whose jobs could not be opened."""
+    try:
+        Store(data / FOLDER).close()
+    except OSError as error:
+        raise ValueError(
+            f"the folder {data} cannot be written ({error.strerror}); name another one (--data)"
+        ) from error
 
 
 def _job(text: str) -> Job:

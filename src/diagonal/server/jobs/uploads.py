@@ -46,11 +46,12 @@ def _kind(data: bytes) -> tuple[str, str]:
 def _picture(data: bytes, kind: str) -> VideoArray:
     from PIL import Image
 
+    broken = OSError, SyntaxError, OverflowError
     try:
         with Image.open(io.BytesIO(data), formats=[kind]) as image:
             _check_size(*image.size)
             return np.asarray(image.convert("RGB"))
-    except (OSError, SyntaxError, Image.DecompressionBombError, OverflowError) as error:
+    except (*broken, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(f"input_reference is no readable {kind} picture: {error}") from error
 
 
