@@ -208,7 +208,7 @@ def test_what_no_model_here_can_do_is_said(client: TestClient, path: str) -> Non
         ({"content": b'{"seed": NaN}'}, 400, "bad_json"),
         ({"content": b"\xff{}"}, 400, "bad_json"),
         ({"content": b'{"prompt": "\\ud800"}'}, 400, "bad_value"),
-        ({"content": b'{"\\ud800": 1}'}, 400, "unknown_field"),
+        ({"content": b'{"\\ud800": 1}'}, 400, "bad_value"),
         ({"content": b'{"extra_params": ' + b'{"a":' * 900 + b"1" + b"}" * 901}, 400, "unknown_field"),
         ({"content": b" " * 4_200_000}, 413, "too_large"),
         ({"content": b"x", "headers": {"content-type": "text/plain"}}, 415, "bad_content_type"),
@@ -471,7 +471,7 @@ def test_a_job_leaves_most_of_the_model_to_those_who_play(client: TestClient) ->
         job = _begun(client)
         runner = runner_of(client)
         before, first = runner.counters[WORLD].frames, player.frame().about["frame"]
-        while (last := player.frame().about["frame"]) < first + 30:
-            pass
-        assert 0 < runner.counters[WORLD].frames - before < 0.6 * (last - first)
+        while (made := runner.counters[WORLD].frames - before) < 6:
+            last = player.frame().about["frame"]
+        assert last - first > 1.5 * made
     assert client.delete(f"/v1/videos/{job['id']}").status_code == 200
