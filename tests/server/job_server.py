@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import uvicorn
 from PIL import Image
 from starlette.testclient import TestClient
 
@@ -41,6 +43,20 @@ def started(limits: Limits | None = None, **settings: Any) -> Iterator[TestClien
     app = application(limits or Limits(), **settings)
     with TestClient(app, base_url=BASE, raise_server_exceptions=False) as client:
         yield client
+
+
+@contextmanager
+def listening(app: Any) -> Iterator[str]:
+    """A server on a port of its own, as host and port."""
+    config = uvicorn.Config(app, port=0, log_level="warning", ws="websockets-sansio", ws_per_message_deflate=False)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+    yield f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join(30)
 
 
 def runner_of(client: TestClient) -> Runner:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +13,10 @@ from typing import Any
 import av
 import openai
 import pytest
-import uvicorn
 from websockets.asyncio.client import connect
 
 from diagonal.server.settings import Limits
-from tests.server.job_server import PROMPT, SMALL, VIDEO, WORLD, application, picture
+from tests.server.job_server import PROMPT, SMALL, VIDEO, WORLD, application, listening, picture
 
 TOKEN = "a long enough token"
 # Every call of `client.videos` says that OpenAI's own service has gone.
@@ -29,16 +27,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:The Sora API is scheduled:Deprec
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server on a port of its own."""
     app = application(Limits(jobs=4), data=tmp_path_factory.mktemp("data"), token=TOKEN)
-    config = uvicorn.Config(app, port=0, log_level="warning", ws="websockets-sansio", ws_per_message_deflate=False)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-    port = server.servers[0].sockets[0].getsockname()[1]
-    yield f"127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join(30)
+    with listening(app) as place:
+        yield place
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,8 @@ from diagonal.server.house import House, Served
 from diagonal.server.images import encode
 from diagonal.server.jobs.api import Desk, routes
 from diagonal.server.jobs.fields import FieldError, MissingError
-from diagonal.server.jobs.messages import Refusal
 from diagonal.server.jobs.runner import Runner
+from diagonal.server.openapi import REFUSALS, Application
 from diagonal.server.settings import Settings
 from diagonal.server.sockets import attend, refuse
 from diagonal.server.wire import RefusedError
@@ -36,10 +36,6 @@ TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_e
 STATUS = {"too_slow": 408, "too_large": 413, "bad_content_type": 415, "closing": 503}
 STATUS |= dict.fromkeys(("busy", "queue_full", "disk_full"), 429)
 RETRY = {"queue_full": {"retry-after": "5"}, "disk_full": {"x-should-retry": "false"}}  # OpenAI's clients go by these
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Refusal, "description": "Refused: its message says why."}
-    for status in (400, 401, 403, 404, 405, 408, 409, 413, 415, 429, 500, 503)
-}
 
 
 def create_app(settings: Settings, models: Mapping[str, Served]) -> FastAPI:
@@ -60,7 +56,7 @@ def create_app(settings: Settings, models: Mapping[str, Served]) -> FastAPI:
 
     # The pages of these addresses load scripts from elsewhere, which ours never do.
     pages: dict[str, Any] = {"docs_url": None, "redoc_url": None}
-    app = FastAPI(title="diagonal", version=diagonal.__version__, lifespan=running, responses=REFUSALS, **pages)
+    app = Application(title="diagonal", version=diagonal.__version__, lifespan=running, responses=REFUSALS, **pages)
     app.state.house, app.state.jobs = house, jobs
     app.add_middleware(Access, settings=settings)
     _errors(app)
@@ -161,12 +157,5 @@ def problem(
     """An error as OpenAI's clients read it."""
     kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     code = code or kind.removesuffix("_error")
-    content = {
-        "error": {"message": _printable(message), "type": kind, "code": code, "param": param and _printable(param)}
-    }
+    content = {"error": {"message": message, "type": kind, "code": code, "param": param}}
     return JSONResponse(content, status, headers=headers)
-
-
-def _printable(text: str) -> str:
-    """What came from a client may hold halves of characters, which no answer can."""
-    return text.encode("utf-8", "replace").decode()

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from diagonal.server.video_wire import Count, Prompt
-from diagonal.server.wire import CODES, Number, RefusedError, Text
+from diagonal.server.wire import CODES, Number, RefusedError, Text, printable
 
 Size = Annotated[str, Field(pattern=r"^[0-9]{1,5}x[0-9]{1,5}$", examples=["384x288"])]
 Actions = Annotated[str, Field(max_length=100_000, examples=["forward*8,left*4"])]
@@ -74,7 +74,7 @@ class FieldError(RefusedError):
     """A field that is wrong; `param` is its name."""
 
     def __init__(self, param: str, code: str, why: str) -> None:
-        self.param = param[:100]
+        self.param = printable(param[:100])
         super().__init__(code, f"{self.param}: {why}" if param else why)
 
 

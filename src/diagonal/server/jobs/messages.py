@@ -65,21 +65,6 @@ class Deleted(BaseModel):
     deleted: bool = True
 
 
-class Problem(BaseModel):
-    """Why a request was refused."""
-
-    message: str
-    type: str
-    code: str
-    param: str | None
-
-
-class Refusal(BaseModel):
-    """All errors have this form."""
-
-    error: Problem
-
-
 def video(job: Job, running: Running | None, position: int | None) -> Video:
     """A job as it is now."""
     ended = job.status not in (QUEUED, RUNNING)
