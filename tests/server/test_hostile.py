@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -19,10 +20,13 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks as conforms
+from starlette.requests import Request
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from diagonal.server.jobs.body import Bodies
 from diagonal.server.settings import Limits
+from diagonal.server.wire import RefusedError
 from tests.server.job_server import SMALL, VIDEO, WORLD, application, listening
 
 EXAMPLES = 12  # of each operation, right ones and wrong ones
@@ -69,7 +73,7 @@ class Errors(logging.Handler):
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    limits = Limits(jobs=4, video_frames=20, idle_seconds=20, timeline=64)
+    limits = Limits(jobs=4, video_frames=20, idle_seconds=20, timeline=64, upload_seconds=1.0, upload_bytes=4 * 2**20)
     errors = Errors()
     loggers = [logging.getLogger(name) for name in ("", "uvicorn.error")]
     for logger in loggers:
@@ -241,3 +245,47 @@ def test_a_socket_that_is_spoken_to_at_random_refuses_and_lives(address: str, mo
 def test_bombs_do_not_go_off(address: str, text: str, began: bool) -> None:
     codes, closed = asyncio.run(_talk(address, WORLD, [START[WORLD], text] if began else [text]))
     assert sum(codes.values()) >= 1 and closed in CLOSES
+
+
+def _upload(address: str, length: int, sent: bytes) -> socket.socket:
+    """A client that says how much it sends, and sends less."""
+    host, port = address.split(":")
+    client = socket.create_connection((host, int(port)), timeout=20)
+    head = f"POST /v1/videos HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {length}"
+    client.sendall(head.encode() + b"\r\n\r\n" + sent)
+    return client
+
+
+def test_who_sends_slowly_is_not_waited_for_and_who_leaves_is_forgotten(address: str) -> None:
+    jobs = httpx.get(f"http://{address}/v1/videos").json()
+    with _upload(address, 1000, b'{"prompt":'):
+        pass  # it leaves
+    with _upload(address, 1000, b'{"prompt":') as slow:
+        answer = slow.recv(2000).decode()
+    assert answer.startswith("HTTP/1.1 408") and "too_slow" in answer
+    assert httpx.get(f"http://{address}/v1/videos").json() == jobs
+
+
+def _request(*parts: bytes, hold: asyncio.Event | None = None) -> Request:
+    """A request whose last part comes when it is let go."""
+    left = [*parts]
+
+    async def receive() -> dict[str, Any]:
+        if len(left) == 1 and hold is not None:
+            await hold.wait()
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    return Request({"type": "http", "headers": [(b"content-type", b"application/json")]}, receive)
+
+
+def test_uploads_that_are_on_their_way_together_are_limited() -> None:
+    async def uploads() -> None:
+        bodies, hold = Bodies(Limits(upload_bytes=1000, start_bytes=1000, uploads=1)), asyncio.Event()
+        first = asyncio.create_task(bodies.read(_request(b" " * 900, b"{}", hold=hold)))
+        await asyncio.sleep(0.01)
+        with pytest.raises(RefusedError, match="as many uploads as it can"):
+            await bodies.read(_request(b" " * 900, b"{}"))
+        hold.set()
+        assert await first == await bodies.read(_request(b" " * 900, b"{}")) == ({}, None)
+
+    asyncio.run(uploads())

@@ -25,6 +25,7 @@ class Limits:
     video_frames: int = 2000  # of a video of a diffusion model
     prompts: int = 1000  # that may follow each other while a video is made
     jobs: int = 16  # that may wait
+    records: int = 10_000  # jobs that are kept, those that ended too
     upload_bytes: int = 32 * 2**20  # of a request with a picture or clip
     uploads: int = 4  # times as much may be on its way to the server
     upload_seconds: float = 60.0

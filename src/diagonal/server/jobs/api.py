@@ -152,6 +152,10 @@ class Desk:
         limits, store = self.house.settings.limits, self.runner.store
         if len(store.waiting()) >= limits.jobs:
             raise RefusedError("queue_full", f"{limits.jobs} jobs wait already; try again when one of them is done")
+        if store.count() >= limits.records:
+            raise RefusedError(
+                "too_many", f"{limits.records} jobs are kept, which is all that there may be; delete some"
+            )
         if store.used() + more >= limits.disk_bytes:
             most = f"{limits.disk_bytes / 2**30:g} GiB"
             raise RefusedError("disk_full", f"videos take {most}, which is all that there is for them; delete some")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from diagonal.server.jobs.work import Work, thread_of, work_of
 
 PATIENCE = 3
 RESTARTS = 1  # of one job: a job that takes the server down with it does not do so for ever
-SWEEP = 30.0  # seconds
+SWEEP, AGAIN = 30.0, 2.0  # seconds
 log = logging.getLogger(__name__)
 
 
@@ -168,21 +169,37 @@ class Runner:
     def _work(self, model: Served) -> None:
         """The thread of a model's jobs."""
         while True:
-            with self._news:
-                while not self._stopping and not (waiting := self.store.waiting(model.name)):
-                    self._news.wait()
-                if self._stopping:
-                    return
-                job = waiting[0]
-                running = self._running[job.id] = Running(job.id, total=job.frames)
+            job = self._next_job(model)
+            if job is None:
+                return
+            running = self._running[job.id]
             ended = self._make(model, job, running)
-            with self._news:
-                try:
-                    self._ended(ended)
-                except Exception:
-                    log.exception("what became of job %s could not be kept", job.id)
-                del self._running[job.id]
+            while not self._kept(ended):
+                log.error("what became of job %s could not be kept; it is tried again", job.id)
             running.ended.set()
+
+    def _next_job(self, model: Served) -> Job | None:
+        """The next one, when there is one; None: the server stops."""
+        with self._news:
+            while not self._stopping:
+                waiting = self.store.waiting(model.name)
+                if waiting:
+                    self._running[waiting[0].id] = Running(waiting[0].id, total=waiting[0].frames)
+                    return waiting[0]
+                self._news.wait()
+        return None
+
+    def _kept(self, job: Job) -> bool:
+        """Keep what became of a job; on a full disk it may not be possible now."""
+        with self._news:
+            try:
+                self._ended(job)
+            except (sqlite3.Error, OSError):
+                if not self._stopping:
+                    self._news.wait(AGAIN)
+                    return False
+            del self._running[job.id]
+        return True
 
     def _make(self, model: Served, job: Job, running: Running) -> Job:
         """What became of a job."""

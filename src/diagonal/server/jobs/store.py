@@ -72,6 +72,7 @@ class Store:
             self._base.execute("BEGIN EXCLUSIVE")
             self._base.execute(TABLE)
             self._base.execute("CREATE INDEX IF NOT EXISTS waiting ON jobs (status, model)")
+            self._base.execute("CREATE INDEX IF NOT EXISTS expiring ON jobs (expires_at)")
             self._base.execute("COMMIT")
         except sqlite3.Error as error:
             self._base.close()
@@ -150,6 +151,12 @@ class Store:
         """Bytes of all files."""
         with self._cursor() as base:
             (total,) = base.execute("SELECT COALESCE(SUM(bytes), 0) FROM jobs").fetchone()
+        return int(total)
+
+    def count(self) -> int:
+        """All jobs, those that ended too."""
+        with self._cursor() as base:
+            (total,) = base.execute("SELECT COUNT(*) FROM jobs").fetchone()
         return int(total)
 
     def strays(self) -> list[Path]:

@@ -35,7 +35,7 @@ from diagonal.worlds.script import spell
 
 Result = TypeVar("Result")
 OFFLINE = (*SCHEDULES, "diagonal:k=1,d=10", "diagonal:k=2,d=10")  # nobody waits for the next frame alone
-LARGEST = 16  # times the size of a world's frames
+LARGEST = 2048 * 1536  # pixels of an enlarged frame
 NARROW = 8  # times as long as wide, at most, is what is cropped
 
 
@@ -275,7 +275,8 @@ def _scale(world: World, fields: Fields) -> int:
         return to_be_seen(own[0])
     sides = [(side, given) for side, given in zip(own, asked, strict=True) if given is not None]
     scale = sides[0][1] // sides[0][0]
-    if not 1 <= scale <= LARGEST or any(side * scale != given for side, given in sides):
+    large = scale > 1 and own[0] * own[1] * scale**2 > LARGEST
+    if scale < 1 or large or any(side * scale != given for side, given in sides):
         known = ", ".join(f"{own[1] * times}x{own[0] * times}" for times in (1, 2, 3))
         raise FieldError("size", "bad_value", f"frames of {world.name} are enlarged a whole number of times: {known}")
     return scale
