@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import uvicorn
@@ -23,7 +23,8 @@ from diagonal.server.video_models import serve_video
 from diagonal.server.world_models import serve_world
 from tests.server.conftest import BASE, tiny_world
 
-WORLD, VIDEO = "doom/tiny", "doom-t2v/tiny"
+WORLD: Final = "doom/tiny"
+VIDEO: Final = "doom-t2v/tiny"
 PROMPT = "walking forward through a brick corridor"
 SMALL = {"size": "128x96"}  # not enlarged
 ENDED = ("completed", "failed")

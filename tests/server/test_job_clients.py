@@ -43,7 +43,7 @@ def _frames(data: bytes) -> int:
 
 
 def test_openai_creates_polls_and_downloads(client: openai.OpenAI, tmp_path: Path) -> None:
-    video: Any = client.videos.create_and_poll(model=WORLD, prompt="forward*2,left", extra_body={"seed": 3, **SMALL})  # type: ignore[call-overload]
+    video: Any = client.videos.create_and_poll(model=WORLD, prompt="forward*2,left", extra_body={"seed": 3, **SMALL})
     assert (video.status, video.progress, video.size, video.seconds) == ("completed", 100, "128x96", "0.342857")
     assert video.model_extra["seed"] == 3 and video.model_extra["num_frames"] == 3
     data = client.videos.download_content(video.id)

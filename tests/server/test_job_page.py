@@ -15,6 +15,7 @@ import pytest
 import diagonal
 from diagonal.media.video import header
 from diagonal.server.app import create_app
+from diagonal.server.house import Served
 from diagonal.server.jobs.fields import Fields
 from diagonal.server.jobs.work import OFFLINE
 from diagonal.server.settings import Limits, Settings
@@ -30,7 +31,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "jobs.md").read_text(encoding="utf-
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The tiny models under the names of the page."""
     world, video = serve_world(tiny_world(), 2, Limits()), serve_video(diagonal.load(VIDEO), 2)
-    models = {"doom": replace(world, name="doom"), "doom-t2v": replace(video, name="doom-t2v")}
+    models: dict[str, Served] = {"doom": replace(world, name="doom"), "doom-t2v": replace(video, name="doom-t2v")}
     with listening(create_app(Settings(data=tmp_path_factory.mktemp("data")), models)) as place:
         yield place
 

@@ -233,7 +233,7 @@ def test_bodies_that_are_wrong_are_refused(
 
 def test_a_world_begins_with_a_picture_that_was_sent(client: TestClient) -> None:
     shared = {"model": WORLD, "prompt": "left", "seed": "1", **SMALL}
-    shown: dict[str, Any] = {}
+    shown, files = dict[str, Any](), dict[str, Any]()
     for kind, name in (("PNG", "../../x.png"), ("WEBP", "x.png"), ("JPEG", "")):
         files = {"input_reference": (name or "x", picture(kind=kind))}
         shown[kind] = finished(client, client.post("/v1/videos", data=shared, files=files).json())
@@ -244,7 +244,7 @@ def test_a_world_begins_with_a_picture_that_was_sent(client: TestClient) -> None
     for fit in ("crop", "resize"):
         files = {"input_reference": picture(97, 128)}
         assert client.post("/v1/videos", data=shared | {"fit": fit}, files=files).status_code == 200
-    thin = {"input_reference": picture(1, 4000)}
+    thin: dict[str, Any] = {"input_reference": picture(1, 4000)}
     assert "too narrow" in refused(client, 400, data=shared | {"fit": "crop"}, files=thin)["message"]
     both = {"input_reference": picture()}
     assert "give one" in refused(client, 400, data=shared | {"start": "hall"}, files=both)["message"]

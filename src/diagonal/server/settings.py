@@ -42,7 +42,7 @@ class Settings:
     token: str | None = None
     origins: tuple[str, ...] = ()
     seats: int = 8  # sessions of each world at a time
-    data: Path | None = None  # the folder of all that is written; None: nothing is
+    data: Path | None = None  # the folder of all that is written; None: one that goes with the server
     marking: Marking = UNMARKED  # of all videos that are written; the command has them signed
     limits: Limits = field(default_factory=Limits)
 

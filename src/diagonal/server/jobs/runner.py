@@ -260,16 +260,12 @@ class Runner:
 
     def _ended(self, job: Job) -> None:
         """Keep what became of a job; of one that was deleted meanwhile nothing is left."""
-        if job.status not in WAITING:
-            job = replace(job, expires_at=self._until())
-            outcome = job.error[0] if job.error is not None else COMPLETED
-            counters = self.counters.get(job.model)
-            if counters is not None:
-                counters.ended[outcome] += 1
-        else:
-            job = replace(job, status=QUEUED)
+        over = job.status not in WAITING
+        job = replace(job, expires_at=self._until()) if over else replace(job, status=QUEUED)
         if not self.store.change(job) or job.status == FAILED:
             shutil.rmtree(self.store.place(job.id), ignore_errors=True)
+        if over and job.model in self.counters:
+            self.counters[job.model].ended[COMPLETED if job.error is None else job.error[0]] += 1
 
 
 def _next(session: Session) -> Callable[[], Any]:
