@@ -91,6 +91,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClie
     tiny_world().generate(tiny_world().actions.start("hall")[0][:1], ["left"])
     diagonal.load(VIDEO).generate(PROMPT, num_frames=11)
     with started(Limits(jobs=32), data=folder / "data", marking=marking) as client:
+        WATCH.touched.clear()
+        WATCH.never.clear()
         WATCH.on = True
         yield client, folder / "data"
         WATCH.on = False
