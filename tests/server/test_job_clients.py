@@ -81,7 +81,9 @@ def test_openai_hears_why_it_is_refused(client: openai.OpenAI, address: str) -> 
     with pytest.raises(openai.BadRequestError) as wrong:
         client.videos.create(model=WORLD, prompt="left", extra_body={"sede": 1})
     assert (wrong.value.code, wrong.value.param) == ("unknown_field", "sede")
-    with pytest.raises(openai.BadRequestError, match="extensions are not made here"):
+    with pytest.raises(openai.BadRequestError, match="edits are not made here"):
+        client.videos.edit(prompt="x", video=b"x")
+    with pytest.raises(openai.BadRequestError, match="a video by its id"):  # and this client sends files alone
         client.videos.extend(prompt="x", seconds="4", video=b"x")
     with pytest.raises(openai.NotFoundError, match="there is no model 'sora-2'"):
         client.videos.create(model="sora-2", prompt="x")

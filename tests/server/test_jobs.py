@@ -194,7 +194,7 @@ def test_what_is_not_there_is_404(client: TestClient) -> None:
             assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found", (method, path, end)
 
 
-@pytest.mark.parametrize("path", ["edits", "extensions", "characters"])
+@pytest.mark.parametrize("path", ["edits", "characters"])
 def test_what_no_model_here_can_do_is_said(client: TestClient, path: str) -> None:
     answer = client.post(f"/v1/videos/{path}", data={"prompt": "x"})
     assert answer.status_code == 400 and answer.json()["error"]["code"] == "unsupported"
@@ -439,6 +439,44 @@ def test_a_remix_is_the_same_with_another_prompt(client: TestClient) -> None:
         assert client.post(f"/v1/videos/{first['id']}/remix", json=body).status_code == 400
     for job in (film, other):
         assert client.delete(f"/v1/videos/{job['id']}").status_code == 200
+
+
+@pytest.mark.parametrize("schedule", ["diagonal:k=1", "diagonal:k=1,d=10"])
+def test_an_extension_begins_with_the_frames_that_it_extends(client: TestClient, schedule: str) -> None:
+    first = create(client, model=WORLD, prompt="left*2,forward", seed=9, start="gate", schedule=schedule, **SMALL)
+    more = client.post("/v1/videos/extensions", data={"video": first["id"], "prompt": "right*2"}).json()
+    assert (more["num_frames"], more["seed"], more["seconds"]) == (5, 9, "0.571429")
+    assert (more["actions"], more["remixed_from_video_id"]) == ("left*2,forward,right*2", first["id"])
+    world = tiny_world()
+    clip, between = world.actions.start("gate")
+    actions = [*between, *world.actions.parse("left*2,forward,right*2")]
+    whole, part = (world.generate(clip, acts, seed=9, schedule=schedule).frames for acts in (actions, actions[:-2]))
+    assert np.array_equal(whole[:3], part)
+    _same(content(client, finished(client, first)), part)
+    _same(content(client, finished(client, more)), whole)
+    still = client.post("/v1/videos/extensions", json={"video": {"id": more["id"]}, "num_frames": 2}).json()
+    assert still["actions"].endswith("right*2,noop*2") and still["num_frames"] == 7
+
+
+def test_extensions_that_cannot_be_are_refused(client: TestClient) -> None:
+    film = create(client, model=VIDEO, prompt=PROMPT, num_frames=17, **SMALL)
+    walk = create(client, model=WORLD, prompt="left*399", **SMALL)["id"]
+    wrong: list[tuple[dict[str, Any], int, str, str | None]] = [
+        ({"json": {"prompt": "left"}}, 400, "bad_value", "video"),
+        ({"json": {"video": {"name": "x"}, "prompt": "left"}}, 400, "bad_value", "video"),
+        ({"json": {"video": "video_0", "prompt": "left"}}, 404, "not_found", "video"),
+        ({"json": {"video": walk, "prompt": "left", "seed": 1}}, 400, "bad_value", "seed"),
+        ({"json": {"video": walk, "prompt": "a cat"}}, 400, "bad_value", "prompt"),
+        ({"json": {"video": walk, "prompt": "left*2"}}, 400, "bad_value", "actions"),  # too long together
+        ({"json": {"video": film["id"], "prompt": "a stone maze"}}, 400, "unsupported", None),
+        ({"data": {"prompt": "left"}, "files": {"video": ("x.mp4", b"x")}}, 400, "unknown_field", "video"),
+    ]
+    for request, status, code, param in wrong:
+        answer = client.post("/v1/videos/extensions", **request)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (status, code, param), error
+    for job in (film["id"], walk):
+        client.delete(f"/v1/videos/{job}")
 
 
 def test_a_video_that_has_gone_is_not_completed(client: TestClient) -> None:

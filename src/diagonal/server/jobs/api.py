@@ -19,9 +19,10 @@ from diagonal.server.jobs.fields import FieldError, Fields, MissingError, checke
 from diagonal.server.jobs.messages import Deleted, Video, VideoList, poll_after, video
 from diagonal.server.jobs.runner import Runner, Running
 from diagonal.server.jobs.store import COMPLETED, QUEUED, SPRITESHEET, THUMBNAIL, UPLOAD, VIDEO, WAITING, Job
-from diagonal.server.jobs.work import Work, work_of
+from diagonal.server.jobs.work import Work, WorldWork, work_of
 from diagonal.server.wire import RefusedError
 from diagonal.server.world_models import ServedWorld
+from diagonal.worlds.script import spell
 
 CONTENT = {
     "video": (VIDEO, "video/mp4"),
@@ -30,6 +31,7 @@ CONTENT = {
 }
 ENDS = 10.0  # seconds to wait for a job that was cancelled to end
 POLL = "openai-poll-after-ms"
+MOVES = ("prompt", "actions", "num_frames", "seconds")  # what is done in a world, and for how long
 Limit = Annotated[int, Query(ge=1, le=100)]
 
 
@@ -77,15 +79,35 @@ class Desk:
         if set(body.fields) != {"prompt"} or body.upload is not None:
             wrong = next((name for name in body.fields if name != "prompt"), "prompt")
             raise FieldError(wrong, "bad_value", "a remix takes a prompt and nothing else")
+        # How long a world's video is was said by the actions before.
+        world = isinstance(self.house.models.get(job.model), ServedWorld)
+        kept = {name: value for name, value in job.fields.items() if not world or name not in MOVES}
+        return await self.put(checked(kept | {"prompt": body.fields["prompt"]}), await self._upload(job), job.id)
+
+    async def extend(self, request: Request) -> Job:
+        """A video of a world that goes on along more actions. It is made from its start again, with its seed: so its
+        frames come again, and those that follow are the ones that more actions would have led to at once."""
+        body = await self._bodies.read(request)
+        job = self.find(_named(body.fields.pop("video", None)), "video")
+        model = self._model(job.model)
+        if not isinstance(model, ServedWorld):
+            raise RefusedError("unsupported", f"{model.name} is no world: its videos go on live, on the socket, alone")
+        wrong = next((name for name in body.fields if name not in MOVES), FILE if body.upload is not None else None)
+        if wrong is not None:
+            raise FieldError(wrong, "bad_value", f"an extension takes a video, and of {', '.join(MOVES)} what is new")
+        upload, more = await self._upload(job), checked(body.fields)
+        made = await asyncio.to_thread(_work, model, Fields.model_validate(job.fields), upload, self.house)
+        new = await asyncio.to_thread(_work, model, more, None, self.house)
+        assert isinstance(made, WorldWork) and isinstance(new, WorldWork)
+        kept = {name: value for name, value in job.fields.items() if name not in MOVES}
+        return await self.put(checked(kept | {"actions": spell([*made.actions, *new.actions])}), upload, job.id)
+
+    async def _upload(self, job: Job) -> bytes | None:
+        """What a job began with, if it was sent."""
         place = self.runner.store.place(job.id) / UPLOAD
         if job.uploaded and not place.is_file():
             raise FieldError(FILE, "expired", "what this video began with has gone")
-        upload = await asyncio.to_thread(place.read_bytes) if job.uploaded else None
-        # What says how long it is was said by the actions before: a world goes by the new ones.
-        world = isinstance(self.house.models.get(job.model), ServedWorld)
-        gone = ("actions", "num_frames", "seconds") if world else ()
-        kept = {name: value for name, value in job.fields.items() if name not in gone}
-        return await self.put(checked(kept | {"prompt": body.fields["prompt"]}), upload, job.id)
+        return await asyncio.to_thread(place.read_bytes) if job.uploaded else None
 
     async def put(self, fields: Fields, upload: bytes | None, remix_of: str | None = None) -> Job:
         """Check what is asked for, keep it, and have it made."""
@@ -213,8 +235,12 @@ def routes(desk: Desk) -> APIRouter:
         """The same video with another prompt, or of a world with other actions: its seed, start and size stay."""
         return answer(await desk.remix(desk.find(video_id), request), response)
 
+    @router.post("/extensions", openapi_extra=_body(_EXTENSION, file=False))
+    async def extend(request: Request, response: Response) -> Video:
+        """A video of a world, and what follows it along more actions; `seconds` of the answer are those of all."""
+        return answer(await desk.extend(request), response)
+
     @router.post("/edits", include_in_schema=False)
-    @router.post("/extensions", include_in_schema=False)
     @router.post("/characters", include_in_schema=False)
     async def unsupported(request: Request) -> Video:
         """What no model here can do."""
@@ -238,6 +264,22 @@ async def _ended(running: Running) -> None:
         await asyncio.sleep(0.01)
 
 
+def _named(given: Any) -> str:
+    """The id in `video`: itself, or {"id": ...}."""
+    found = given.get("id") if isinstance(given, dict) and len(given) == 1 else given
+    if not isinstance(found, str):
+        raise FieldError("video", "bad_value", "the id of a video is needed, or {'id': ...}; files are not taken")
+    return found
+
+
+_EXTENSION = {
+    "type": "object",
+    "properties": {
+        "video": {"type": "string"},
+        **{name: Fields.model_json_schema()["properties"][name] for name in ("prompt", "actions", "num_frames")},
+    },
+    "required": ["video"],
+}
 _REMIX = {"type": "object", "properties": {"prompt": {"type": "string"}}, "required": ["prompt"]}
 
 

@@ -122,7 +122,7 @@ async def _sorted(items: list[tuple[str, Any]]) -> Body:
     for written, value in items:
         if isinstance(value, UploadFile):
             if written != FILE:
-                raise FieldError(written, "unknown_field", f"a file is taken as {FILE} alone")
+                raise FieldError(written, "unknown_field", f"a file is taken as {FILE} alone, and a video by its id")
             upload = await value.read()
             continue
         match = NAMED.fullmatch(written)
