@@ -165,4 +165,4 @@ def _speed(schedule: str, folder: Path) -> dict[str, Any]:
     from diagonal.evaluation.manifest import entries
 
     taken = entries(folder)
-    return {"schedule": schedule, "calls": calls(taken), "fps": asdict(frame_rate(taken))}
+    return {"schedule": schedule, "calls": asdict(calls(taken)), "fps": asdict(frame_rate(taken))}

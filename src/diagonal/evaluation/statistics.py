@@ -65,6 +65,9 @@ def resampled(statistic: Callable[[IntArray], float], count: int, draws: int = 2
 
 
 def slope(curve: FloatArray, frames: int = 100) -> float:
-    """How much a curve rises in so many frames, by the least-squares line through it."""
-    time = np.arange(len(curve)) - (len(curve) - 1) / 2
-    return frames * float(time @ curve / (time @ time))
+    """How much a curve rises in so many frames, by the least-squares line through it; entries may be missing (nan)."""
+    there = np.isfinite(curve)
+    if there.sum() < 2:
+        return float("nan")
+    time = np.flatnonzero(there) - np.flatnonzero(there).mean()
+    return frames * float(time @ curve[there] / (time @ time))
