@@ -184,9 +184,13 @@ def frames_until_lost(clips: Clips, videos: Tensor, weights: Mapping[str, Tensor
     A rollout is lost from the first frame that is as far (LPIPS) from the true one as the nearest twentieth of
     unrelated views are: true frames of different clips.
     """
-    unrelated = lpips_distance(clips.true[:, None], clips.true.roll(1, dims=0)[:, None], weights)
-    lost = lpips_distance(videos[:, None], clips.true[:, None], weights)[:, 0] > np.quantile(unrelated, 0.05)
+    lost = lpips_distance(videos[:, None], clips.true[:, None], weights)[:, 0] > lost_beyond(clips.true, weights)
     return [int(row.argmax()) if row.any() else len(row) for row in lost]
+
+
+def lost_beyond(true: Tensor, weights: Mapping[str, Tensor]) -> float:
+    """The distance of the nearest twentieth of unrelated views: true frames (N, T, C, H, W) of different clips."""
+    return float(np.quantile(lpips_distance(true[:, None], true.roll(1, dims=0)[:, None], weights), 0.05))
 
 
 def sheet(clips: Clips, rows: Mapping[str, Tensor], clip: int, every: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

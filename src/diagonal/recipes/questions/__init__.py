@@ -1,0 +1,17 @@
+"""The papers' open questions as data: `benchmarks/questions.py N` answers one, docs/questions.md says what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from diagonal.recipes.questions.jobs import Question, Setting
+from diagonal.recipes.questions.long import LongRollouts
+
+QUESTIONS: dict[int, Callable[[Setting], Question]] = {3: LongRollouts}
+
+
+def find(number: int, setting: Setting) -> Question:
+    """A question of the list by its number, at a size."""
+    if number not in QUESTIONS:
+        raise ValueError(f"question {number} is not known; known: {', '.join(map(str, sorted(QUESTIONS)))}")
+    return QUESTIONS[number](setting)
