@@ -102,7 +102,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     given = arguments(argv)
-    setting = Setting(given.size, given.work / given.size, given.device, given.lpips, given.workers)
+    setting = Setting(given.size, given.work / f"question-{given.number}-{given.size}", given.device, given.lpips, given.workers)
     question = find(given.number, setting)
     if given.plan:
         sys.stdout.write(plan(question, setting, given.together))

@@ -118,6 +118,7 @@ def measure(clips: Clips, made: Rollouts, judges: Judges) -> dict[str, Any]:
     result: dict[str, Any] = {"steps": made.steps, "seconds": made.seconds}
     decibels = psnr(made.videos, true).cpu().double().numpy()
     result |= {"psnr": bootstrap(decibels.mean(-1)), "psnr_by_frame": decibels.mean((0, 1)).tolist()}
+    result["psnr_values"] = decibels.mean(-1)
     if judges.lpips is not None:
         distances = lpips_distance(made.videos, true, judges.lpips)
         result |= {"lpips": bootstrap(distances.mean(-1)), "lpips_by_frame": distances.mean((0, 1)).tolist()}

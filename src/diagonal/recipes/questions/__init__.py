@@ -6,8 +6,16 @@ from collections.abc import Callable
 
 from diagonal.recipes.questions.jobs import Question, Setting
 from diagonal.recipes.questions.long import LongRollouts
+from diagonal.recipes.questions.tables import better_world, from_scratch, overlapping, sizes, ways_to_align
 
-QUESTIONS: dict[int, Callable[[Setting], Question]] = {3: LongRollouts}
+QUESTIONS: dict[int, Callable[[Setting], Question]] = {
+    1: from_scratch,
+    2: sizes,
+    3: LongRollouts,
+    5: ways_to_align,
+    6: overlapping,
+    9: better_world,
+}
 
 
 def find(number: int, setting: Setting) -> Question:

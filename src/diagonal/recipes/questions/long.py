@@ -43,7 +43,7 @@ CHEAP = (("diagonal:k=1", "roll"), ("diagonal:k=1", "refill"), ("raster", "roll"
 ALL = (*CHEAP, ("diagonal:k=2", "refill"), ("raster", "refill"), ("lossless", "roll"))
 SIZES = {
     "smoke": Size(2, 1, 5, CHEAP[:2], 0.1),
-    "cpu": Size(32, 8, 250, CHEAP, 8.0),
+    "cpu": Size(32, 8, 200, CHEAP, 6.0),
     "full": Size(256, 128, 500, ALL, 1.5),
 }
 
