@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from diagonal.recipes.questions.content import Content
 from diagonal.recipes.questions.jobs import Question, Setting
 from diagonal.recipes.questions.long import LongRollouts
 from diagonal.recipes.questions.tables import better_world, from_scratch, overlapping, sizes, ways_to_align
@@ -12,6 +13,7 @@ QUESTIONS: dict[int, Callable[[Setting], Question]] = {
     1: from_scratch,
     2: sizes,
     3: LongRollouts,
+    4: Content,
     5: ways_to_align,
     6: overlapping,
     9: better_world,

@@ -68,32 +68,36 @@ class LongRollouts:
         return made
 
     def rows(self) -> list[Numbers]:
-        """A row a setting, of the starts that all settings have; then what differs between neighbours, by start."""
+        """A row a setting, of the starts that it has played; what differs from the first row is of those that both
+        have, paired by start."""
         known = self.jobs()[0].result(self.setting.work)
-        curves = {} if known is None else self._curves()
-        if not curves or known is None:
+        if known is None:
             return []
         limit = Limits(torch.tensor(known["jump"]), known["sharpness"], known["lost"])
-        rows = []
-        for (schedule, context), found in curves.items():
-            row: Numbers = {"schedule": schedule, "context": context, "calls a frame": found[1]}
-            rows.append(row | long_rollouts.summarise(found[0], limit, start=min(long_rollouts.EARLY, self.size.frames // 2)))
-            if "lpips" in found[0] and len(rows) > 1:
-                first = next(iter(curves.values()))[0]
-                rows[-1]["lpips minus first row"] = long_rollouts.difference(found[0], first, "lpips")
+        early = min(long_rollouts.EARLY, self.size.frames // 2)
+        rows, first = list[Numbers](), dict[int, Curves]()
+        for schedule, context in self.size.settings:
+            parts = self._parts(schedule, context)
+            if not parts:
+                continue
+            calls = [(self._job(schedule, context, part).result(self.setting.work) or {})["calls"] for part in parts]
+            row: Numbers = {"schedule": schedule, "context": context, "calls a frame": sum(calls) / len(calls)}
+            row |= long_rollouts.summarise(long_rollouts.join(list(parts.values())), limit, early)
+            both = sorted(parts.keys() & first.keys())
+            if both and limit.lost is not None:
+                pair = (long_rollouts.join([one[part] for part in both]) for one in (parts, first))
+                row["lpips minus first row"] = long_rollouts.difference(*pair, "lpips")
+            first = first or parts
+            rows.append(row)
         return rows
 
-    def _curves(self) -> dict[tuple[str, str], tuple[Curves, float]]:
-        """Curves and calls a frame of every setting, of the parts that are done under all of them."""
-        size, work = self.size, self.setting.work
-        parts = range(0, size.starts, size.at_once)
-        done = [part for part in parts if all(self._job(*one, part).result(work) for one in size.settings)]
-        found = {}
-        for schedule, context in size.settings if done else ():
-            jobs = [self._job(schedule, context, part) for part in done]
-            read = [load_file(job.folder(work) / CURVES) for job in jobs]
-            calls = [float((job.result(work) or {})["calls"]) for job in jobs]
-            found[schedule, context] = (long_rollouts.join(read), sum(calls) / len(calls))
+    def _parts(self, schedule: str, context: str) -> dict[int, Curves]:
+        """The curves of the starts that a setting has played, by the number of the first start."""
+        work, found = self.setting.work, dict[int, Curves]()
+        for part in range(0, self.size.starts, self.size.at_once):
+            job = self._job(schedule, context, part)
+            if job.result(work) is not None:
+                found[part] = load_file(job.folder(work) / CURVES)
         return found
 
     def _job(self, schedule: str, context: str, part: int) -> Job:

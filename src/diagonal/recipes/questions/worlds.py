@@ -233,7 +233,7 @@ def name_of(one: Run) -> str:
 
 
 VALUES = ("nats", "lpips", "psnr")  # kept of every sequence or clip, so that differences are paired
-SHARES = ("frechet_idm", "turns_obeyed", "walking_turns_obeyed", "steps")
+SHARES = {"frechet_idm": "frechet_idm", "turns_obeyed": "turns obeyed", "steps": "calls"}
 
 
 def _kept(numbers: Mapping[str, Any]) -> Numbers:
@@ -262,10 +262,10 @@ def _shown(joined: Numbers, first: Numbers) -> Numbers:
             row[name] = bootstrap(joined[name])
             if name != "psnr" and joined is not first and name in first:
                 row[f"{name} minus first row"] = bootstrap(joined[name] - first[name].mean(1, keepdims=True))
-    for name in SHARES:
+    for name, shown in SHARES.items():
         if name in joined:
             value = joined[name]
-            row[name.replace("_", " ")] = Interval(**value) if isinstance(value, dict) else value
+            row[shown] = Interval(**value) if isinstance(value, dict) else value
     return row
 
 
