@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from diagonal.recipes.questions.content import Content
+from diagonal.recipes.questions.distilled import Distilled
 from diagonal.recipes.questions.jobs import Question, Setting
 from diagonal.recipes.questions.long import LongRollouts
+from diagonal.recipes.questions.speed import Speed
 from diagonal.recipes.questions.tables import better_world, from_scratch, overlapping, sizes, ways_to_align
 
 QUESTIONS: dict[int, Callable[[Setting], Question]] = {
@@ -16,6 +18,8 @@ QUESTIONS: dict[int, Callable[[Setting], Question]] = {
     4: Content,
     5: ways_to_align,
     6: overlapping,
+    7: Speed,
+    8: Distilled,
     9: better_world,
 }
 
