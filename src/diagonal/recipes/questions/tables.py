@@ -24,7 +24,7 @@ FULL = Size(frames=638_976, held_out=61_440, sequences=512, clips=256, minutes=3
 SIZES = {
     "full": FULL,
     "cpu": Size(frames=8_192, held_out=4_400, sequences=24, clips=0, minutes=4.0),
-    "smoke": Size(frames=256, held_out=240, sequences=2, clips=2, clip_frames=2, seeds=1, minutes=0.1),
+    "smoke": Size(frames=32, held_out=24, sequences=2, clips=2, clip_frames=2, seeds=1, minutes=0.1),
 }
 
 
