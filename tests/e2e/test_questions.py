@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +102,19 @@ def test_jobs_that_a_question_lacks_are_refused(tmp_path: Path) -> None:
         questions.main(["7", "--work", str(tmp_path), "--only", "nonsense"])
 
 
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The job that all questions of trained worlds begin with: recordings and their tokens."""
+    setting = Setting("smoke", tmp_path_factory.mktemp("recorded"))
+    job = find(9, setting).jobs()[0]
+    job.finish(setting.work)
+    return job.folder(setting.work)
+
+
 @plays
 @pytest.mark.parametrize("number", TRAINED)
-def test_worlds_are_trained_measured_and_compared(number: int, tmp_path: Path) -> None:
+def test_worlds_are_trained_measured_and_compared(number: int, tmp_path: Path, recorded: Path) -> None:
+    shutil.copytree(recorded, tmp_path / f"question-{number}-smoke" / "jobs" / recorded.name)
     result, shown = answer(tmp_path, number)
     question = find(number, Setting("smoke", tmp_path))
     assert isinstance(question, Worlds)

@@ -29,7 +29,7 @@ from diagonal.worlds import vizdoom
 from diagonal.worlds.recordings import Part
 
 RASTER, FAST = "raster", "diagonal:k=1"
-EPISODE = 64  # frames, so that a clip each comes from many places
+EPISODE = 48  # frames, so that a clip each comes from many places
 HOME = "my_way_home"  # the scenario that the shipped world learnt
 
 
@@ -45,7 +45,7 @@ class Size:
     context: int = 4
 
 
-SIZES = {"smoke": Size(2, 1, 1, 0.2, frames=2), "cpu": Size(8, 1, 8, 3.0), "full": Size(64, 3, 8, 1.0)}
+SIZES = {"smoke": Size(2, 1, 1, 0.2, frames=1, context=2), "cpu": Size(8, 1, 8, 3.0), "full": Size(64, 3, 8, 1.0)}
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Size:
 CHEAP = (("diagonal:k=1", "roll"), ("diagonal:k=1", "refill"), ("raster", "roll"), ("diagonal:k=2", "roll"))
 ALL = (*CHEAP, ("diagonal:k=2", "refill"), ("raster", "refill"), ("lossless", "roll"))
 SIZES = {
-    "smoke": Size(2, 1, 5, CHEAP[:2], 0.1),
+    "smoke": Size(2, 2, 5, CHEAP[:2], 0.1),
     "cpu": Size(32, 8, 200, CHEAP, 6.0),
     "full": Size(256, 128, 500, ALL, 1.5),
 }

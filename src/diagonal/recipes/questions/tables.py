@@ -24,7 +24,7 @@ FULL = Size(frames=638_976, held_out=61_440, sequences=512, clips=256, minutes=3
 SIZES = {
     "full": FULL,
     "cpu": Size(frames=8_192, held_out=4_400, sequences=24, clips=0, minutes=4.0),
-    "smoke": Size(frames=32, held_out=24, sequences=2, clips=2, clip_frames=2, seeds=1, minutes=0.1),
+    "smoke": Size(frames=24, held_out=24, sequences=2, clips=2, context=2, clip_frames=1, seeds=1, minutes=0.1),
 }
 
 
@@ -40,7 +40,8 @@ def _how(setting: Setting, steps: int, mixture: Mixture, seed: int = 2, tuning: 
         return replace(how, run=replace(how.run, steps=steps, seed=seed, evaluate_every=steps))
     steps = 2 if setting.size == "smoke" else max(40, steps // 12)
     run = RunConfig(steps=steps, seed=seed, warmup=steps // 10, log_every=max(1, steps // 10), evaluate_every=steps)
-    how = replace(how, run=run, batch=1 if tuning else 4, held_out_sequences=2, muon_lr=how.muon_lr and how.muon_lr / 4)
+    batch = 1 if tuning or setting.size == "smoke" else 4
+    how = replace(how, run=run, batch=batch, held_out_sequences=2, muon_lr=how.muon_lr and how.muon_lr / 4)
     return replace(how, lr=how.lr / 4) if tuning else how
 
 
