@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,14 @@ from diagonal import checkpoints
 from diagonal.evaluation import attention, report
 from diagonal.evaluation.clips import change, sharpness
 from diagonal.evaluation.rollouts import Judges, cut
-from diagonal.evaluation.statistics import FloatArray, Interval, bootstrap
+from diagonal.evaluation.statistics import FloatArray, Interval, bootstrap, correlation
 from diagonal.evaluation.sweep import load_judge
 from diagonal.generation.load import load
 from diagonal.generation.world import World
 from diagonal.networks import lpips
 from diagonal.planning.plan import Order, make_plan
 from diagonal.recipes import find, find_video
+from diagonal.recipes.questions import measured_clips
 from diagonal.recipes.questions.jobs import Job, Numbers, Setting
 from diagonal.training.data.recordings import TokenData, frames, tokenize
 from diagonal.training.tokens.world import held_out_windows, lesson, mean_nats
@@ -30,7 +30,8 @@ from diagonal.worlds.recordings import Part
 
 RASTER, FAST = "raster", "diagonal:k=1"
 EPISODE = 48  # frames, so that a clip each comes from many places
-HOME = "my_way_home"  # the scenario that the shipped world learnt
+AGAIN, ATTENDED = "clips-of-docs-doom", "attention-of-these-clips"
+ATTENDED_CLIPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +65,26 @@ class Content:
         return find_video("doom_t2v").scenarios[: self.size.scenarios]
 
     def jobs(self) -> list[Job]:
-        return [Job(name, self.size.minutes, self._job(name)) for name in self.scenarios]
+        made = [Job(name, self.size.minutes, self._job(name)) for name in self.scenarios]
+        return made if self.setting.size == "smoke" else [self._again, self._attended, *made]
+
+    @property
+    def _again(self) -> Job:
+        return Job(AGAIN, 3.0, lambda folder: measured_clips.measure(folder, self.setting.workers))
+
+    @property
+    def _attended(self) -> Job:
+        recorded = self._again.folder(self.setting.work)
+        return Job(ATTENDED, 4.0, lambda _: measured_clips.attended(recorded, ATTENDED_CLIPS), (AGAIN,))
 
     def rows(self) -> list[Numbers]:
-        """Scenarios; then all clips of the world's own scenario by motion and by texture; then correlations."""
+        """The clips of docs/doom.md by what they show; then scenarios, all their clips by motion and by texture, and
+        correlations."""
         found = {job.name: job.result(self.setting.work) for job in self.jobs()}
+        again, seen = found.pop(AGAIN, None), found.pop(ATTENDED, None)
+        rows = [] if again is None else measured_clips.rows(again, seen)
         done = {name: _arrays(result) for name, result in found.items() if result is not None}
-        rows = [_row(name, one, slice(None)) for name, one in done.items()]
+        rows += [_row(name, one, slice(None)) for name, one in done.items()]
         if len(done) < 2:
             return rows
         whole = {name: np.concatenate([one[name] for one in done.values()]) for name in next(iter(done.values()))}
@@ -156,16 +170,3 @@ def _thirds(numbers: dict[str, FloatArray]) -> dict[str, Any]:
 
 def _mean(values: FloatArray) -> Interval:
     return bootstrap(values[:, None])
-
-
-def correlation(one: FloatArray, two: FloatArray, draws: int = 2000) -> Interval:
-    """Spearman's rank correlation of two numbers of every clip, with its 95 % bootstrap interval."""
-
-    def of(chosen: Sequence[int] | Any) -> float:
-        ranks = [np.argsort(np.argsort(values[chosen], kind="stable")) for values in (one, two)]
-        return float(np.corrcoef(*ranks)[0, 1])
-
-    rng, count = np.random.default_rng(0), len(one)
-    drawn = [of(rng.integers(count, size=count)) for _ in range(draws)]
-    low, high = np.quantile(drawn, (0.025, 0.975))
-    return Interval(of(np.arange(count)), float(low), float(high))
