@@ -21,7 +21,6 @@ from dataclasses import asdict, is_dataclass
 from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -42,7 +41,9 @@ def finished(jobs: Sequence[Job], number: int, setting: Setting, together: int) 
     """Run all jobs that are not done, each after what it needs; yields the name of each when it is."""
     left = {job.name: job for job in jobs if job.result(setting.work) is None}
     if together == 1:
-        yield from (left[name].finish(setting.work) and name for name in left)
+        for name, job in left.items():
+            job.finish(setting.work)
+            yield name
         return
     running: dict[Future[str], str] = {}
     with ProcessPoolExecutor(together, mp_context=get_context("spawn")) as pool:
@@ -102,7 +103,9 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     given = arguments(argv)
-    setting = Setting(given.size, given.work / f"question-{given.number}-{given.size}", given.device, given.lpips, given.workers)
+    setting = Setting(
+        given.size, given.work / f"question-{given.number}-{given.size}", given.device, given.lpips, given.workers
+    )
     question = find(given.number, setting)
     if given.plan:
         sys.stdout.write(plan(question, setting, given.together))
@@ -119,8 +122,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         keep(given.number, question, setting, out)
         sys.stderr.write(f"[{time.perf_counter() - began:7.1f} s] {name}\n")
     sys.stdout.write(keep(given.number, question, setting, out))
-
-
 
 
 if __name__ == "__main__":

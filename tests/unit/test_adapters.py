@@ -186,7 +186,9 @@ def _tokenizer(start: Path, folder: Path) -> Path:
     return folder / "tokenizer.safetensors"
 
 
-def test_the_command_takes_adapters(trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_takes_adapters(
+    trained: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start, made = trained
     out = tmp_path / "out.mp4"
     asked = f"generate --model doom/tiny --weights {start} --lora {made / LORA} --start hall --frames 1 --unsigned"
@@ -196,7 +198,9 @@ def test_the_command_takes_adapters(trained: tuple[Path, Path], tmp_path: Path, 
     assert not end.value.code and out.exists()
 
 
-def test_adapters_of_another_world_and_of_random_weights_are_refused(trained: tuple[Path, Path], tmp_path: Path) -> None:
+def test_adapters_of_another_world_and_of_random_weights_are_refused(
+    trained: tuple[Path, Path], tmp_path: Path
+) -> None:
     start, made = trained
     with pytest.raises(ValueError, match="lora given, but the weights of doom/tiny are random"):
         diagonal.load("doom/tiny", Weights("random", lora=[made / LORA]))

@@ -1,4 +1,4 @@
-"""Long rollouts: seats of an arena play what sessions play alone, and what is said of them follows from their curves."""
+"""Long rollouts: seats play what sessions play alone, and what is said of them follows from their curves."""
 
 from __future__ import annotations
 

@@ -59,9 +59,10 @@ def load(
     """A model by name, with weights from a file, a folder or a hub id; `weights="random"` needs none.
 
     `tokenizer` names a file of its own for the tokenizer, where the checkpoint has none; the parts of a diffusion model
-    are named in `Weights`, and so are LoRAs, of any model: `Weights("folder", lora=["adapter.safetensors"])`. `dtype=None` leaves the weights as they are stored. `seed` is that of random weights: as the
-    modules initialise themselves for float32 on a CPU, and otherwise drawn on the device in the dtype, so that a large
-    model is never held twice. The two differ.
+    are named in `Weights`, and so are LoRAs, of any model: `Weights("folder", lora=["adapter.safetensors"])`.
+    `dtype=None` leaves the weights as they are stored. `seed` is that of random weights: as the modules initialise
+    themselves for float32 on a CPU, and otherwise drawn on the device in the dtype, so that a large model is never held
+    twice. The two differ.
     """
     if name.startswith(HF):
         if weights is not None or tokenizer is not None:

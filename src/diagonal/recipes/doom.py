@@ -6,7 +6,6 @@ from diagonal.recipes import doom_t2v
 from diagonal.training.loop import RunConfig
 from diagonal.training.recipe import Chain, JudgeRecipe, Recipe, TokenizerRecipe, WorldRecipe
 
-
 SIZES = ("", "1m-6f", "2m", "5m", "16m", "16m-6f", "50m", "150m")
 
 

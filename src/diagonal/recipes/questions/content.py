@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from torch import Tensor
 
 from diagonal import checkpoints
@@ -23,7 +22,7 @@ from diagonal.planning.plan import Order, make_plan
 from diagonal.recipes import find, find_video
 from diagonal.recipes.questions import measured_clips
 from diagonal.recipes.questions.jobs import Job, Numbers, Setting
-from diagonal.training.data.recordings import TokenData, frames, tokenize
+from diagonal.training.data.recordings import frames, tokenize
 from diagonal.training.tokens.world import held_out_windows, lesson, mean_nats
 from diagonal.worlds import vizdoom
 from diagonal.worlds.recordings import Part
@@ -91,7 +90,9 @@ class Content:
         rows += [_row(label, whole, where) for label, where in _thirds(whole).items()]
         gap = _gap(whole)
         for name in ("missed", "motion", "sharpness", "nats"):
-            rows.append({"content": f"correlation of the gap in nats with {name}", "gap in nats": correlation(gap, whole[name])})
+            rows.append(
+                {"content": f"correlation of the gap in nats with {name}", "gap in nats": correlation(gap, whole[name])}
+            )
         return rows
 
     def _job(self, scenario: str) -> Any:
@@ -160,7 +161,7 @@ def _row(label: str, numbers: dict[str, FloatArray], where: Any) -> Numbers:
 
 def _thirds(numbers: dict[str, FloatArray]) -> dict[str, Any]:
     """Clips that are stillest and fastest, plainest and most textured: a third each."""
-    found = {}
+    found: dict[str, Any] = {}
     for name, low, high in (("motion", "still third", "fast third"), ("sharpness", "plain third", "textured third")):
         order = np.argsort(numbers[name], kind="stable")
         third = len(order) // 3

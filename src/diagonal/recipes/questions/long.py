@@ -85,8 +85,8 @@ class LongRollouts:
             row |= long_rollouts.summarise(long_rollouts.join(list(parts.values())), limit, early)
             both = sorted(parts.keys() & first.keys())
             if both and limit.lost is not None:
-                pair = (long_rollouts.join([one[part] for part in both]) for one in (parts, first))
-                row["lpips minus first row"] = long_rollouts.difference(*pair, "lpips")
+                own, other = (long_rollouts.join([one[part] for part in both]) for one in (parts, first))
+                row["lpips minus first row"] = long_rollouts.difference(own, other, "lpips")
             first = first or parts
             rows.append(row)
         return rows
@@ -109,6 +109,8 @@ class LongRollouts:
         few = slice(part, part + size.at_once)
         chosen = replace(clips, frames=clips.frames[few], actions=clips.actions[few])
         world = load("doom", device=self.setting.device)
+        if self.setting.device != "cpu":
+            world.model.to(torch.bfloat16)  # as it is played there
         played = long_rollouts.play(world, chosen, Order.of(schedule), context, first_seed=part)
         with atomic(folder / CURVES) as temporary:
             save_file(long_rollouts.look(chosen, played.videos, self._judges), temporary)

@@ -52,13 +52,19 @@ def measure(folder: Path, workers: int, results: Path = RESULTS) -> Numbers:
         "sharpness": [float(sharpness(one).mean()) for one in clips.true],
         "turning": (TURNS[clips.actions[:, clips.context - 1 :]] != 0).double().mean(1).tolist(),
     }
-    values = {(stage, row["schedule"]): np.array(row["lpips_of_clips"]) for stage in ("base", "diagonal") for row in kept[stage]["rows"]}
-    return numbers | {name: (values[stage, order] - values[stage, RASTER]).tolist() for name, (stage, order) in COSTS.items()}
+    values = {
+        (stage, row["schedule"]): np.array(row["lpips_of_clips"])
+        for stage in ("base", "diagonal")
+        for row in kept[stage]["rows"]
+    }
+    return numbers | {
+        name: (values[stage, order] - values[stage, RASTER]).tolist() for name, (stage, order) in COSTS.items()
+    }
 
 
 def attended(folder: Path, count: int, results: Path = RESULTS) -> Numbers:
-    """The share of the shipped world's attention, in the last frame of `count` of these clips, on what each schedule has
-    not decoded yet; `folder` holds the recording."""
+    """The share of the shipped world's attention, in the last frame of `count` of these clips, on what each schedule
+    has not decoded yet; `folder` holds the recording."""
     about, world = _read(results, "diagonal"), load("doom")
     clips, orders = _clips(folder, about), [Order.of(spec) for spec in (K1, OVERLAP)]
     chosen = evenly(len(clips.frames), count).tolist()
@@ -71,7 +77,9 @@ def attended(folder: Path, count: int, results: Path = RESULTS) -> Numbers:
         for index in chosen
     )
     found = attention.measure(world, units, clips.frames.shape[1] - 1, about["context"], orders)
-    missed = {name: found.orders[str(order)]["missed"].mean(1).tolist() for name, order in zip(MISSED, orders, strict=True)}
+    missed = {
+        name: found.orders[str(order)]["missed"].mean(1).tolist() for name, order in zip(MISSED, orders, strict=True)
+    }
     return {"clips": chosen} | missed
 
 
@@ -106,7 +114,10 @@ def rows(numbers: Numbers, seen: Numbers | None) -> list[Numbers]:
     for name, (low, high) in ends.items():
         order = np.argsort(values[name], kind="stable")
         third = len(order) // 3
-        shown += [_row(f"the {low} third of them", values, order[:third]), _row(f"the {high} third", values, order[-third:])]
+        shown += [
+            _row(f"the {low} third of them", values, order[:third]),
+            _row(f"the {high} third", values, order[-third:]),
+        ]
     for name in ends:
         row: Numbers = {"content": f"rank correlation with {name}"}
         shown.append(row | {cost: correlation(values[cost], values[name]) for cost in COSTS})

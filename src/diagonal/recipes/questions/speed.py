@@ -94,4 +94,3 @@ def _joules(case: Case, settings: WorldSettings) -> float | None:
         made = sum(1 for _ in session.token_frames())
         torch.cuda.synchronize()
     return None if used.joules is None else used.joules / (made * settings.batch)
-

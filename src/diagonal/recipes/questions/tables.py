@@ -6,7 +6,7 @@ windows of six frames, few steps, and mostly from the shipped weights; `smoke` r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from diagonal.recipes import find
@@ -60,7 +60,7 @@ def _model(setting: Setting, full: str = "16m", cpu: str = "16m-6f") -> str:
     return f"doom/{full}" if setting.size == "full" else f"doom/{cpu if setting.size == 'cpu' else '1m-6f'}"
 
 
-def _table(setting: Setting, asked: str, runs: Sequence[Run], measured: dict[str, tuple[str, ...]]) -> Table:
+def _table(setting: Setting, asked: str, runs: Sequence[Run], measured: Mapping[str, tuple[str, ...]]) -> Table:
     return Table(asked, tuple(runs), measured, SIZES[setting.size])
 
 
@@ -70,7 +70,9 @@ def from_scratch(setting: Setting) -> Worlds:
 
     def run(label: str, steps: int, mixture: Mixture, start: str = "") -> tuple[Run, ...]:
         how = _how(setting, steps, mixture, tuning=bool(start))
-        return seeded(Run(label, model, how, _minutes(setting, steps, "16m" if setting.size == "full" else ""), start), seeds)
+        return seeded(
+            Run(label, model, how, _minutes(setting, steps, "16m" if setting.size == "full" else ""), start), seeds
+        )
 
     runs = [
         *run("raster", 7000, _only(RASTER)),
@@ -90,7 +92,7 @@ def sizes(setting: Setting) -> Worlds:
     named = {"full": ("2m", "5m", "16m", "50m", "150m")}.get(setting.size, ("1m-6f",))
     orders = (RASTER, K2, K1, OVERLAP)
     learnt: Mixture = ((K1, 1.0), (K2, 1.0), (OVERLAP, 1.0), (RASTER, 1.0))
-    runs, measured = [], {}
+    runs, measured = list[Run](), dict[str, tuple[str, ...]]()
     for size in named:
         base, tuned = size.upper(), f"{size.upper()} + 1k steps"
         runs.append(Run(base, f"doom/{size}", _how(setting, 6000, _only(RASTER)), _minutes(setting, 6000, size)))
@@ -102,8 +104,9 @@ def sizes(setting: Setting) -> Worlds:
 
 
 def ways_to_align(setting: Setting) -> Worlds:
-    """Question 5: full fine-tuning against adapters, norms and embeddings, and a curriculum, at the same steps. At full
-    size raster's weights learn k=1; on a CPU the shipped ones learn overlapping frames, which they were never taught."""
+    """Question 5: full fine-tuning against adapters, norms and embeddings, and a curriculum, at the same steps. At
+    full size raster's weights learn k=1; on a CPU the shipped ones learn overlapping frames, which they were never
+    taught."""
     full, model = setting.size == "full", _model(setting)
     base, target = ("raster", K1) if full else (SHIPPED if setting.size == "cpu" else "raster", OVERLAP)
     tuning = _how(setting, 1000, _only(target), seed=3, tuning=True)
@@ -115,13 +118,13 @@ def ways_to_align(setting: Setting) -> Worlds:
     ways["curriculum"] = replace(tuning, mixture=_only(K4 if full else WIDER), later=steps)
     runs = [] if base == SHIPPED else [Run(base, model, _how(setting, 6000, _only(RASTER)), _minutes(setting, 6000))]
     runs += [Run(label, model, how, _minutes(setting, 1000), start=base) for label, how in ways.items()]
-    measured = {base: (RASTER, target)} | {label: (target, RASTER) for label in ways}
+    measured = {base: (RASTER, target)} | dict.fromkeys(ways, (target, RASTER))
     return Worlds(setting, _table(setting, "Which part of a world must learn a diagonal?", runs, measured))
 
 
 def overlapping(setting: Setting) -> Worlds:
-    """Question 6: d below the height of a frame, taught with the actions that follow known ahead, against the same steps
-    without it."""
+    """Question 6: d below the height of a frame, taught with the actions that follow known ahead, against the same
+    steps without it."""
     orders, model = (RASTER, K1, WIDER, OVERLAP), _model(setting)
     ways = {"as before": MIXTURE, "with d=12": OVERLAPPING}
     runs = []
@@ -131,7 +134,9 @@ def overlapping(setting: Setting) -> Worlds:
         runs.append(Run(f"+ 4k steps {label}", model, how, _minutes(setting, 4000), start=start))
     measured = {SHIPPED: orders} if setting.size != "smoke" else {}
     measured |= {one.label: orders for one in runs}
-    return Worlds(setting, _table(setting, "What is left of the cost of overlapping frames after training?", runs, measured))
+    return Worlds(
+        setting, _table(setting, "What is left of the cost of overlapping frames after training?", runs, measured)
+    )
 
 
 def better_world(setting: Setting) -> Worlds:

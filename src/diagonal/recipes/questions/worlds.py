@@ -279,14 +279,14 @@ def fitted(rows: list[Numbers]) -> list[Numbers]:
         same = [row for row in rows if row["schedule"] == order and ("+" in row["trained"]) == tuned]
         points = [(row["parameters"], row["gap in nats"]) for row in same if row["gap in nats"] > 0]
         if len(points) > 2:
-            power, scale = np.polyfit(*np.log(points).T, 1)
+            size, gap = np.log(np.array(points, dtype=np.float64)).T
+            power, scale = np.polyfit(size, gap, 1)
             where = "after 1k steps" if tuned else "without training"
-            gap = f"{math.exp(scale):.3g} * parameters^{power:.2f}"
-            rows.append({"trained": f"fitted, {where}", "schedule": order, "gap in nats": gap})
+            curve = f"{math.exp(scale):.3g} * parameters^{power:.2f}"
+            rows.append({"trained": f"fitted, {where}", "schedule": order, "gap in nats": curve})
     return rows
 
 
 def seeded(one: Run, seeds: Sequence[int]) -> tuple[Run, ...]:
     """The same run with several seeds."""
     return tuple(replace(one, how=replace(one.how, run=replace(one.how.run, seed=seed))) for seed in seeds)
-

@@ -54,7 +54,7 @@ def adapt(module: nn.Module, rank: int, seed: int) -> None:
 def _adapted(module: nn.Module) -> Iterator[tuple[str, nn.Module, LowRank]]:
     for name, linear in list(module.named_modules()):
         if is_parametrized(linear, "weight"):
-            yield name, linear, linear.parametrizations.weight[0]  # type: ignore[index,union-attr]
+            yield name, linear, linear.parametrizations.weight[0]
 
 
 def adapters(module: nn.Module) -> State:

@@ -33,7 +33,6 @@ from diagonal.training.tokens.world import WorldTask
 from diagonal.worlds import vizdoom
 from diagonal.worlds.recordings import Part
 
-
 LORA = "lora/adapter.safetensors"  # what a stage that trains adapters leaves; MODEL has them merged
 
 
