@@ -26,6 +26,13 @@ class Limits:
     prompt: int = 2000  # characters
     video_frames: int = 2000  # of a video of a diffusion model
     prompts: int = 1000  # that may follow each other while a video is made
+    jobs: int = 16  # that may wait
+    records: int = 10_000  # jobs that are kept, those that ended too
+    upload_bytes: int = 32 * 2**20  # of a request with a picture or clip
+    uploads: int = 4  # times as much may be on its way to the server
+    upload_seconds: float = 60.0
+    keep_seconds: float = 7 * 24 * 3600.0  # that a finished video is kept
+    disk_bytes: int = 8 * 2**30  # of all files of jobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +44,7 @@ class Settings:
     token: str | None = None
     origins: tuple[str, ...] = ()
     seats: int = 8  # sessions of each world at a time
-    data: Path | None = None  # the folder of all that is written; None: nothing is
+    data: Path | None = None  # the folder of all that is written; None: one that goes with the server
     marking: Marking = UNMARKED  # of all videos that are written; the command has them signed
     limits: Limits = field(default_factory=Limits)
 
