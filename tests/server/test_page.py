@@ -38,7 +38,7 @@ if BROWSER is None:
     pytest.skip("no browser here, so the page was not tried: apt-get install chromium", allow_module_level=True)
 playwright = pytest.importorskip("playwright.sync_api", reason="the page was not tried: pip install playwright")
 
-PATIENCE = 30_000  # ms: a busy machine is slow
+PATIENCE = 90_000  # ms: a busy machine is slow
 TURNS = {"left": ("left", "forward+left"), "right": ("right", "forward+right")}
 PICTURES = """() => [...document.querySelectorAll("#tree button")].map((thumb) => {
   const image = thumb.querySelector("img"), canvas = document.createElement("canvas");
