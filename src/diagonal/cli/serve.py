@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
@@ -111,16 +114,22 @@ def serve(served: Served, computing: Computing, reached: Reached, jobs: Jobs, si
     except ImportError as error:
         raise ValueError(f"serving needs more packages ({error}): pip install 'diagonal[serve]'") from error
     names, settings = served.names, _settings(served, reached, jobs, signing)
+    if settings.data is not None:
+        check_folder(settings.data)
     models = {name: _open(name, served, computing, settings) for name in names}
 
     def ready(address: str) -> None:
         err.print(f"{', '.join(names)} at {address}  (Ctrl-C ends it)")
-        if reached.open_page:
-            webbrowser.open(address if reached.token is None else f"{address}/?token={reached.token}")
+        if reached.open_page and _has_screen():
+            page = address if reached.token is None else f"{address}/?token={reached.token}"
+            Thread(target=webbrowser.open, args=[page], daemon=True).start()  # who waits for the browser
 
-    if settings.data is not None:
-        check_folder(settings.data)
     run(create_app(settings, models), settings, ready)
+
+
+def _has_screen() -> bool:
+    """Whether a browser would have a window; one in text would take the terminal."""
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def _settings(served: Served, reached: Reached, jobs: Jobs, signing: Watermarking) -> Settings:

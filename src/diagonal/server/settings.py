@@ -17,6 +17,8 @@ class Limits:
 
     start_seconds: float = 10.0  # until a socket's first message
     idle_seconds: float = 120.0  # between two messages of a client
+    stall_seconds: float = 60.0  # until a client takes what is sent
+    connections: int = 1000  # that are open, with those that only ask
     start_bytes: int = 4 * 2**20  # of the first message, which may hold a snapshot
     message_bytes: int = 128 * 2**10  # of any other message
     errors: int = 20  # wrong messages of one client before its session ends
