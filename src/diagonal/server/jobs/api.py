@@ -118,6 +118,8 @@ class Desk:
             work = await asyncio.to_thread(_work, model, fields, upload, self.house)
             self._check_room(len(upload or b""))
             given = fields.given() | {"model": model.name, "seed": work.seed}
+            if isinstance(model, ServedWorld) and upload is None:
+                given.setdefault("start", next(iter(model.starts)))
             job = Job(
                 id=f"video_{secrets.token_hex(16)}",
                 model=model.name,
