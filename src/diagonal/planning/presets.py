@@ -23,8 +23,8 @@ from diagonal.planning.denoising.teacher import Teacher
 from diagonal.planning.lag import SEES_ALL, Sees
 from diagonal.planning.segments import Cut
 
-RENOISE, UNIPC = "renoise", "unipc"
-SOLVERS = (RENOISE, UNIPC)
+RENOISE, UNIPC, UNIPC_IN_PLACE = "renoise", "unipc", "unipc-in-place"
+SOLVERS = (RENOISE, UNIPC, UNIPC_IN_PLACE)
 WHOLE = Sees(whole=True)
 
 
@@ -39,7 +39,7 @@ class Preset:
     relative_rope: bool = False  # positions are counted in the window, so that no video is too long for them
     guidance_scale: float = 1.0  # 1: without classifier-free guidance
     sees: Sees = SEES_ALL  # what a chunk sees of what the window holds, or of the whole video
-    solver: str = RENOISE  # between levels: noise drawn afresh, or diffusers' UniPC
+    solver: str = RENOISE  # between levels: of SOLVERS, see `engine.chunks.solvers`
     segment_frames: int | None = None  # longer videos are made in segments, each with positions from 0; None: in one
     overlap_frames: int = 0  # latent frames that a segment begins with, from the end of the one before
     overlap_level: float = 0.0  # as the model is shown them, a timestep: a little noise hides the seam
@@ -61,7 +61,7 @@ class Preset:
             raise ValueError("a lag given with relative positions: chunks that overlap have no one place of the sink")
         if self.solver not in SOLVERS:
             raise ValueError(f"solver {self.solver!r} is not known; known: {', '.join(SOLVERS)}")
-        if self.solver == UNIPC and not isinstance(self.schedule, Teacher | Forcing):
+        if self.solver != RENOISE and not isinstance(self.schedule, Teacher | Forcing):
             raise ValueError(
                 f"schedule {spec(self.schedule)!r} given; presets with a solver take a number of steps, such as 30, or "
                 "forcing:steps=30,lag=5"
@@ -86,7 +86,7 @@ class Preset:
         return Cut(self.chunk_frames or 1, self.segment_frames, self.overlap_frames)
 
     def for_frames(self, frames: int | None) -> Preset:
-        """The same for a video of so many latent frames: of which all are one chunk, where there are no smaller ones."""
+        """The same for a video of so many latent frames: all of them are one chunk, where there are no smaller ones."""
         return self if self.chunk_frames is not None or frames is None else replace(self, chunk_frames=frames)
 
     def calls(self, frames: int, given: int = 0) -> list[int]:
@@ -140,7 +140,7 @@ _SKYREELS = Preset(
     Forcing(),
     chunk_frames=5,
     guidance_scale=6.0,
-    solver=UNIPC,
+    solver=UNIPC_IN_PLACE,
     segment_frames=25,
     overlap_frames=5,
     overlap_level=20.0,
@@ -155,6 +155,8 @@ PRESETS = {
     "wan": Preset(Teacher(), chunk_frames=None, guidance_scale=6.0, sees=WHOLE, solver=UNIPC),
     "skyreels": _SKYREELS,
     "skyreels-full": replace(_SKYREELS, sees=WHOLE),  # as its authors run it: all latents in every call
+    # Their other mode: all latents at one level, in videos of any length that the model can see at once.
+    "skyreels-sync": Preset(Teacher(30), chunk_frames=None, guidance_scale=6.0, sees=WHOLE, solver=UNIPC_IN_PLACE),
 }
 
 

@@ -15,7 +15,7 @@ from diagonal.engine.chunks.protocols import DiffusionModel, Noise
 from diagonal.engine.chunks.solvers import UniPC
 from diagonal.planning.denoising.noise import START, FlowTable
 from diagonal.planning.lag import most_together
-from diagonal.planning.presets import UNIPC, Preset
+from diagonal.planning.presets import RENOISE, UNIPC_IN_PLACE, Preset
 
 LONG = 256  # chunks after which no schedule has more of them in a call
 
@@ -61,7 +61,7 @@ def frame_tokens(model: DiffusionModel, size: Sequence[int]) -> int:
 def settings_of(preset: Preset, noise: Noise, size: Sequence[int]) -> DenoiseSettings:
     """How latents of this height and width are denoised under a preset that works in chunks."""
     assert preset.chunk_frames is not None
-    solves = preset.solver == UNIPC
+    solves, in_place = preset.solver != RENOISE, preset.solver == UNIPC_IN_PLACE
     return DenoiseSettings(
         preset.schedule,
         _straight if solves else FlowTable(preset.shift).sigma,
@@ -69,7 +69,7 @@ def settings_of(preset: Preset, noise: Noise, size: Sequence[int]) -> DenoiseSet
         (size[0], size[1]),
         preset.chunk_frames,
         sees=preset.sees,
-        solver=(lambda: UniPC(preset.schedule)) if solves else None,
+        solver=(lambda: UniPC(preset.schedule, in_place)) if solves else None,
     )
 
 
