@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -27,12 +28,13 @@ def test_the_windows_of_skyreels_are_its_published_ones() -> None:
 def test_segments_make_every_chunk_once_and_know_only_what_is_made(
     chunk: int, more: int, overlap: int, chunks: int, known: int
 ) -> None:
-    cut = Cut(chunk, overlap + chunk * (1 + more), overlap)
+    most = overlap + chunk * (1 + more)
+    cut = Cut(chunk, most, overlap)
     frames, made, first = known + chunk * chunks, known, 0
     for one in cut.segments(frames, known):
         assert one.end is not None and one.frames is not None
         assert one.start + one.known == made and one.start >= 0 and one.chunk == first
-        assert one.frames <= cut.frames and (one.frames - one.known) % chunk == 0 and one.end > made
+        assert one.frames <= most and (one.frames - one.known) % chunk == 0 and one.end > made
         made, first = one.end, first + (one.frames - one.known) // chunk
     assert (made, first) == (frames, chunks)
 
@@ -79,7 +81,7 @@ def test_the_cached_wave_computes_154_chunks_where_all_in_every_call_are_250() -
         ({"window_frames": 10, "relative_rope": True}, "a lag given with relative positions"),
     ],
 )
-def test_presets_that_cannot_be_are_refused(change: dict[str, object], message: str) -> None:
+def test_presets_that_cannot_be_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(find("skyreels"), **change)
 
