@@ -190,7 +190,7 @@ def check_order(world: Described, known: int, new: int, order: Order, acts: int 
 
 def check_request(name: str, variant: DiffusionVariant, request: Request) -> None:
     """Refuse all that the model would refuse before its first call."""
-    how, (height, width) = request.how(), request.size(variant.size)
+    how, (height, width) = request.named(variant.preset).how(), request.size(variant.size)
     codec = find("tokenizers", variant.vae)
     latent_size(height, width, codec.patch, variant.config.patch)
     clip = begins_with(request)

@@ -115,8 +115,8 @@ class VideoEstimate:
         return self.transformer + self.cache + self.text + self.vae
 
 
-def estimate_video(variant: DiffusionVariant, cached: int, dtype: torch.dtype) -> VideoEstimate:
-    """The memory of a diffusion model with so many tokens in its cache."""
+def estimate_video(variant: DiffusionVariant, cached: int, dtype: torch.dtype, texts: int = 1) -> VideoEstimate:
+    """The memory of a diffusion model with so many tokens in its caches, and keys of so many prompts."""
     with torch.device("meta"):
         model, vae = variant.config.build(), find("tokenizers", variant.vae).build()
     spec = cast(CacheSpec, model.cache_spec)
@@ -124,7 +124,7 @@ def estimate_video(variant: DiffusionVariant, cached: int, dtype: torch.dtype) -
     return VideoEstimate(
         transformer=_numbers(model) * dtype.itemsize,
         cache=cached * token,
-        text=variant.config.text_length * token,
+        text=texts * variant.config.text_length * token,
         vae=_numbers(vae) * dtype.itemsize,
     )
 

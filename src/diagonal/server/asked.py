@@ -11,8 +11,6 @@ from diagonal.generation.request import Request
 from diagonal.planning.presets import PRESETS
 from diagonal.server.settings import Limits
 
-PRESET = "diagonal-distillation"  # how models are run here
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
@@ -44,7 +42,9 @@ class Asked:
         given: dict[str, Any] = {
             name: value for name, value in asdict(self).items() if name in own and value is not None
         }
-        return Request(prompt=self.prompt, preset=PRESET, num_frames=frames, height=height, width=width, **given)
+        return Request(
+            prompt=self.prompt, preset=variant.preset, num_frames=frames, height=height, width=width, **given
+        )
 
     def _frames(self, variant: DiffusionVariant, usual: int) -> int:
         if self.num_frames is not None and self.seconds is not None:
@@ -68,4 +68,4 @@ def longest(variant: DiffusionVariant, most: int) -> int:
 
 def _chunks(variant: DiffusionVariant) -> tuple[int, int]:
     """Latent frames of a chunk, and frames of each latent one."""
-    return PRESETS[PRESET].chunk_frames or 1, int(find("tokenizers", variant.vae).stride)
+    return PRESETS[variant.preset].chunk_frames or 1, int(find("tokenizers", variant.vae).stride)
