@@ -22,6 +22,7 @@ from torch import Tensor
 from diagonal import checkpoints
 from diagonal.catalog.variants import Variant
 from diagonal.checkpoints.quantize import quantize as quantize_model
+from diagonal.engine.ranks import Ranks
 from diagonal.engine.sampler import Sampler, seeds
 from diagonal.engine.tokens.decode import Video, plans, spans
 from diagonal.engine.tokens.live import LiveDecoder
@@ -34,6 +35,7 @@ from diagonal.generation.session import Clip, collect
 from diagonal.generation.snapshot import Snapshot
 from diagonal.generation.token_session import TokenSession
 from diagonal.media.video import VideoArray
+from diagonal.models.sharding import Shard, connect, divide
 from diagonal.planning.decoding import Schedule
 from diagonal.planning.grid import Layout
 from diagonal.planning.plan import Order
@@ -55,6 +57,7 @@ class World:
         self.quantized: str | None = None  # of quantize.KINDS
         self.sources: tuple[str | Path, ...] = ()  # the checkpoints that its weights were read from
         self.warm, self.live = Warm[Runner](), Warm[LiveDecoder]()
+        self.ranks: Ranks | None = None  # the processes that have a shard of the model each
         self.runner: Any = self.model  # what the engine calls: the model, or the model under a text
         self.actions = cast(ActionSpace, importlib.import_module(f"diagonal.worlds.{variant.actions}"))
 
@@ -75,6 +78,18 @@ class World:
         dtype: torch.dtype = next(self.model.parameters()).dtype
         return torch.float32 if self.device.type == "cpu" else dtype
 
+    def divide(self, ranks: Ranks | None) -> Shard | None:
+        """Cut the model down to the shard of a rank; alone it stays as it is. Its weights may come afterwards."""
+        if ranks is None or ranks.world == 1:
+            return None
+        self.ranks = ranks
+        return divide(self.model, self.name, ranks)
+
+    def connect(self) -> None:
+        """Let the shards of a divided model sum their parts, once the weights are there."""
+        if self.ranks is not None:
+            connect(self.model, self.name, self.ranks)
+
     def layout(self, frames: int) -> Layout:
         """The token sequence of a video of so many frames."""
         return self.variant.layout(frames)
@@ -88,6 +103,8 @@ class World:
             return other
         with torch.device("meta"):
             other.model = other.runner = other.variant.config.build()
+            other.divide(self.ranks)
+            other.connect()
             if self.quantized:
                 quantize_model(other.model, self.quantized)
         other.model.load_state_dict(self.model.state_dict(), assign=True)
@@ -285,6 +302,8 @@ class World:
         """
         if self.quantized:
             raise ValueError(f"{self.name} has weights of {self.quantized}, which are not saved; do not quantise it")
+        if self.ranks is not None:
+            raise ValueError(f"{self.name} is divided among {self.ranks.world} processes; load it whole to save it")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         modules = {"transformer": self.model, "tokenizer": self.tokenizer}

@@ -13,10 +13,7 @@ and can be taken up by any number.
 
 from __future__ import annotations
 
-import atexit
-import gc
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -37,10 +34,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
+from diagonal.engine.ranks import found, mesh_of, process_group
 from diagonal.media.files import atomic
 from diagonal.training.latents.diffusion import BatchShard
 from diagonal.training.loop import EMA, POINTER, Task, unwritten
@@ -112,33 +110,17 @@ def _state(task: Task, ema: EMA) -> dict[str, Any]:
 def processes(device: torch.device, replicas: int = 1) -> Iterator[Group]:
     """The processes that torchrun started, or this one alone. Weights are sharded over all of them, or within each of
     `replicas` groups that hold them all (hybrid: of several machines, only gradients cross between them)."""
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    _, world = found()
     if world % replicas:
         raise ValueError(f"{replicas} replicas given for {world} processes; they must divide them")
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    if "MASTER_ADDR" in os.environ:
-        dist.init_process_group(backend, rank=rank, world_size=world)
-    else:
-        dist.init_process_group(backend, rank=rank, world_size=world, store=dist.HashStore())  # type: ignore[attr-defined]
     shape, names = ((replicas, world // replicas), ("replica", "shard")) if replicas > 1 else ((world,), ("shard",))
     with ExitStack() as end:
-        end.callback(dist.destroy_process_group)
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
-        end.callback(_let_go, mesh)
+        own = end.enter_context(process_group(device))
+        mesh = end.enter_context(mesh_of(own, shape, names))
         end.enter_context(warnings.catch_warnings())
         # Outputs that are views are fine: nothing here is changed in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-        yield Group(mesh, device)
-
-
-def _let_go(mesh: DeviceMesh) -> None:
-    """End the threads of the mesh's groups before Python ends. PyTorch's caches keep the mesh, and the mesh its groups;
-    a thread of Gloo that lets go of its last tensor while Python ends aborts the process."""
-    vars(mesh).get("_pg_registry", {}).clear()
-    atexit.register(gc.collect)
+        yield Group(mesh, own)
 
 
 def shard(module: Any, mesh: DeviceMesh) -> None:
