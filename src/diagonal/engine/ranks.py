@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from diagonal.engine.kernels.cpu import calls
+
 
 def found() -> tuple[int, int]:
     """Rank and world size as torchrun says them; without it, those of one process alone."""
@@ -74,6 +76,7 @@ class Ranks:
     def reduce(self, x: Tensor) -> Tensor:
         """The sum of what all ranks have, the same bits on each. It replaces x, whose memory is used again. With NCCL
         it can be part of a captured graph; then every rank captures and replays the same steps in the same order."""
+        calls.not_alone()
         x = x.contiguous()
         dist.all_reduce(x)
         return x

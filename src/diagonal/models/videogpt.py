@@ -319,11 +319,8 @@ def fit(config: Config, state: Mapping[str, Tensor], settings: Mapping[str, Any]
     if not shapes.keys() >= {table, "fc_in.weight", *(f"{positions}.emb.d_{axis}" for axis in range(3))}:
         return config  # no VideoGPT prior: loading it will say what is missing
     frames, rows, cols = (shapes[f"{positions}.emb.d_{axis}"][0] for axis in range(3))
-    norms = (
-        r"blocks\.\d+\.pre_fc_norm\.\w+(\.weight)?"
-        if own
-        else r"attn_stack\.attn_nets\.\d+\.pre_fc_norm\.\w+(\.weight)?"
-    )
+    blocks = r"blocks\.\d+" if own else r"attn_stack\.attn_nets\.\d+"
+    norms = blocks + r"\.pre_fc_norm\.\w+(\.weight)?"
     heads, attention = settings.get("args.heads"), settings.get("args.attn_type")
     pictures = "picture_positions" if own else "cond_pos_embd"
     given, *sides = (shapes.get(f"{pictures}.emb.d_{axis}", (0,))[0] for axis in range(3))

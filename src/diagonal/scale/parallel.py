@@ -24,7 +24,8 @@ from diagonal.models.sharding import check_divides, table_of
 
 
 def check_tensor_parallel(name: str, world: int) -> None:
-    """Refuse a model that so many GPUs cannot share, before anything is loaded."""
+    """Refuse a model that so many GPUs cannot share, before anything is loaded. A checkpoint that decides on sizes is
+    asked again when its shapes are known, still before its weights are read."""
     if world == 1:
         return
     if name.startswith(HF):
