@@ -96,8 +96,18 @@ class Ranks:
         dist.all_to_all_single(received, sent, counts, [part.numel() for part in parts])
         return [one.view(shape) for one, shape in zip(received.split(counts), shapes, strict=True)]
 
+    def told(self, text: str) -> str:
+        """What the first rank has here, in all of them: a key that was pressed, or the like."""
+        given = torch.tensor(list(text.encode()), dtype=torch.uint8, device=self.device)
+        size = torch.tensor([len(given)], device=self.device)
+        dist.broadcast(size, 0)
+        heard = given if self.first else given.new_empty(int(size))
+        dist.broadcast(heard, 0)
+        return bytes(heard.tolist()).decode()
+
     def agree(self, x: Tensor, what: str) -> None:
         """Refuse to go on where ranks have different numbers: of tokens they drew themselves they must all be alike."""
+        x = x.to(self.device)
         other = x.clone()
         dist.broadcast(other, 0)
         differs = torch.tensor([float(not torch.equal(other, x))], device=x.device)

@@ -228,7 +228,10 @@ class World:
     ) -> Clip:
         """The whole clip at once; the arguments are those of `stream`."""
         stream = self.stream(prompt, actions, frames=frames, schedule=schedule, sampling=sampling, seed=seed)
-        return collect(stream, stream.batched)
+        clip = collect(stream, stream.batched)
+        if self.ranks is not None:
+            self.ranks.agree(clip.tokens, "the tokens that were drawn")
+        return clip
 
     def play(
         self,
