@@ -114,6 +114,7 @@ def compute(folder: Path) -> None:
         world = load_sharded("mcar/tiny", "random", ranks)
         made["parameters"] = torch.tensor(sum(one.numel() for one in world.model.blocks.parameters()))
         made["cache"] = torch.tensor(world.model.cache_spec.kv_heads)
+        made["weights"] = world.fingerprint()
         made["differ"] = differ(ranks)
         try:
             load_sharded("doom/tiny", folder / "broken", ranks)
@@ -198,6 +199,12 @@ def test_a_rank_has_half_of_the_blocks_and_of_the_cache(computed: list[dict[str,
     norms = sum(one.numel() for one in whole.blocks.parameters() if one.ndim == 1)
     assert int(computed[0]["parameters"]) == matrices // 2 + norms
     assert int(computed[0]["cache"]) == whole.cache_spec.kv_heads // 2
+
+
+def test_weights_have_one_fingerprint_however_they_are_divided(computed: list[dict[str, Any]]) -> None:
+    """So a session that was saved on two GPUs goes on on one."""
+    one = load("mcar/tiny", "random").fingerprint()
+    assert [rank["weights"] for rank in computed] == [one, one]
 
 
 def test_a_live_session_on_two_ranks_gives_the_frames_of_one(computed: list[dict[str, Any]]) -> None:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import importlib
+import zlib
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import asdict, replace
@@ -32,10 +33,10 @@ from diagonal.generation import checks
 from diagonal.generation.arena import Arena, play_alone
 from diagonal.generation.live import LiveSession
 from diagonal.generation.session import Clip, collect
-from diagonal.generation.snapshot import Snapshot
+from diagonal.generation.snapshot import Snapshot, a_few, checksum, fingerprint
 from diagonal.generation.token_session import TokenSession
 from diagonal.media.video import VideoArray
-from diagonal.models.sharding import Shard, connect, divide
+from diagonal.models.sharding import Shard, connect, divide, sampled
 from diagonal.planning.decoding import Schedule
 from diagonal.planning.grid import Layout
 from diagonal.planning.plan import Order
@@ -58,6 +59,8 @@ class World:
         self.sources: tuple[str | Path, ...] = ()  # the checkpoints that its weights were read from
         self.warm, self.live = Warm[Runner](), Warm[LiveDecoder]()
         self.ranks: Ranks | None = None  # the processes that have a shard of the model each
+        self.shard: Shard | None = None  # this one's
+        self._fingerprint: str | None = None  # of the whole, where this is a shard
         self.runner: Any = self.model  # what the engine calls: the model, or the model under a text
         self.actions = cast(ActionSpace, importlib.import_module(f"diagonal.worlds.{variant.actions}"))
 
@@ -82,13 +85,19 @@ class World:
         """Cut the model down to the shard of a rank; alone it stays as it is. Its weights may come afterwards."""
         if ranks is None or ranks.world == 1:
             return None
-        self.ranks = ranks
-        return divide(self.model, self.name, ranks)
+        self.ranks, self.shard = ranks, divide(self.model, self.name, ranks)
+        return self.shard
 
     def connect(self) -> None:
         """Let the shards of a divided model sum their parts, once the weights are there."""
-        if self.ranks is not None:
+        if self.ranks is not None and self.shard is not None:
+            # Now, as all ranks are asked: later one alone may want to know.
+            self._fingerprint = checksum(sampled(self.model, self.shard, self.ranks, a_few))
             connect(self.model, self.name, self.ranks)
+
+    def fingerprint(self) -> str:
+        """Tells its weights from others: the same on one GPU and on several."""
+        return fingerprint(self.model) if self._fingerprint is None else self._fingerprint
 
     def layout(self, frames: int) -> Layout:
         """The token sequence of a video of so many frames."""
@@ -103,8 +112,9 @@ class World:
             return other
         with torch.device("meta"):
             other.model = other.runner = other.variant.config.build()
-            other.divide(self.ranks)
-            other.connect()
+            if self.ranks is not None:
+                divide(other.model, self.name, self.ranks)
+                connect(other.model, self.name, self.ranks)
             if self.quantized:
                 quantize_model(other.model, self.quantized)
         other.model.load_state_dict(self.model.state_dict(), assign=True)
@@ -157,6 +167,8 @@ class World:
         if not self.quantized:
             quantize_model(self.model, kind)
             self.model.eval().requires_grad_(False)
+            if self._fingerprint is not None:
+                self._fingerprint = f"{zlib.crc32(f'{self._fingerprint} {kind}'.encode()):08x}"
             self.quantized, self.warm, self.live = kind, Warm[Runner](), Warm[LiveDecoder]()
         return self
 

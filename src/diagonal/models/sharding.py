@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -82,6 +82,22 @@ class Shard:
         return shape if cut is None else [*shape[: cut.dim], sum(cut.sizes), *shape[cut.dim + 1 :]]
 
 
+    def picked(self, name: str, part: Tensor, chosen_N: Tensor) -> Tensor:
+        """Those of the chosen numbers of the flat whole parameter that this rank has, and zeros for the others'."""
+        cut = self.cuts.get(name)
+        if cut is None:
+            return part.flatten()[chosen_N] if self.rank == 0 else part.new_zeros(len(chosen_N))
+        places = list(torch.unravel_index(chosen_N, self.whole_shape(name, part)))
+        own = torch.full_like(chosen_N, -1)
+        start = 0
+        for low, high in cut.spans(self.rank, self.world):
+            inside = (places[cut.dim] >= low) & (places[cut.dim] < high)
+            own = torch.where(inside, places[cut.dim] - low + start, own)
+            start += high - low
+        places[cut.dim] = own.clamp(min=0)
+        return torch.where(own >= 0, part[tuple(places)], 0)
+
+
 def _whole(piece: Piece) -> Tensor:
     return piece if isinstance(piece, Tensor) else piece[(slice(None),) * len(piece.shape)]
 
@@ -141,6 +157,15 @@ def connect(model: nn.Module, name: str, ranks: Ranks) -> None:
     for pattern in table_of(model, name).row_parallel:
         for path, layer in list(_layers(model, pattern)):
             model.set_submodule(path, RowParallel(layer, ranks))
+
+
+def sampled(
+    model: nn.Module, shard: Shard, ranks: Ranks, few: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    """A few numbers of every whole parameter, by its name, gathered from all ranks; before `connect`."""
+    for name, part in model.state_dict().items():
+        count = torch.Size(shard.whole_shape(name, part)).numel()
+        yield name, ranks.reduce(shard.picked(name, part, few(torch.arange(count, device=part.device))).float())
 
 
 def _number(holder: Any, field: str) -> int:
