@@ -18,7 +18,8 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
+from diagonal import checkpoints
 from diagonal.engine.ranks import found, mesh_of, process_group
 from diagonal.media.files import atomic
-from diagonal.training.latents.diffusion import BatchShard
-from diagonal.training.loop import EMA, POINTER, Task, unwritten
+from diagonal.training.batch import BatchShard, at_once
+from diagonal.training.loop import CHECKPOINT, EMA, POINTER, Task, unwritten
+from diagonal.training.stages import Line, Stage
+
+
+PATIENCE = timedelta(days=7)  # that processes wait for one which records or writes alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,17 @@ class Group:
 
     mesh: DeviceMesh
     device: torch.device
+    waiting: Any = None  # the group of `wait`
+
+    @property
+    def world(self) -> int:
+        """How many there are."""
+        return dist.get_world_size()
+
+    def wait(self) -> None:
+        """Go on when all are here, however long one of them works alone."""
+        if self.world > 1:
+            dist.barrier(self.waiting)
 
     @property
     def writes(self) -> bool:
@@ -85,6 +102,8 @@ class Group:
 
     def load(self, task: Task, ema: EMA, folder: Path) -> int:
         if not (folder / POINTER).exists():
+            if (folder / CHECKPOINT).exists():
+                raise ValueError(f"{folder} was begun by one process without torchrun; go on with one, or begin anew")
             return 0
         newest = json.loads((folder / POINTER).read_text())
         state = _state(task, ema)
@@ -120,7 +139,46 @@ def processes(device: torch.device, replicas: int = 1) -> Iterator[Group]:
         end.enter_context(warnings.catch_warnings())
         # Outputs that are views are fine: nothing here is changed in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-        yield Group(mesh, own)
+        yield Group(mesh, own, dist.new_group(backend="gloo", timeout=PATIENCE) if world > 1 else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How a stage's work is shared: by which processes (None: one alone, without a group), in how many micro-batches."""
+
+    group: Group | None = None
+    accumulate: int = 1
+
+    @property
+    def world(self) -> int:
+        """How many processes share it."""
+        return 1 if self.group is None else self.group.world
+
+    def batch_shard(self, batch: int) -> BatchShard:
+        """This process's samples of a batch, and how many of them at a time."""
+        size = at_once(batch, self.world, self.accumulate)
+        return BatchShard(micro_batch=size) if self.group is None else self.group.batch_shard(size)
+
+    def by_first(self, stage: Stage) -> Stage:
+        """A stage that one process does, while the others wait."""
+        group = self.group
+        if group is None or group.world == 1:
+            return stage
+
+        def lines(inputs: Any) -> Iterator[Line]:
+            group.wait()  # until all have seen that it is not done
+            if group.writes:
+                yield from stage.run(inputs)
+            group.wait()
+
+        return replace(stage, run=lines, inputs=stage.inputs if group.writes else lambda: None)
+
+    def save(self, part: str, module: nn.Module, path: Path, metadata: dict[str, str]) -> None:
+        """Write a trained module as safetensors: gathered, where it is sharded."""
+        if self.group is None:
+            checkpoints.save({part: module}, path, metadata)
+        else:
+            save_whole(part, module, path, metadata, self.group)
 
 
 def shard(module: Any, mesh: DeviceMesh) -> None:
@@ -134,7 +192,45 @@ def shard(module: Any, mesh: DeviceMesh) -> None:
     register_fsdp_forward_method(module, "embed_text")
 
 
+def shard_world(module: Any, mesh: DeviceMesh) -> None:
+    """Shard a token world's weights: a block's are gathered while it runs, the rest while the model does. On a GPU
+    blocks are compiled, inside of what gathers them."""
+    for block in module.blocks:
+        if mesh.device_type == "cuda":
+            block.forward = torch.compile(block.forward, dynamic=False)
+        fully_shard(block, mesh=mesh)
+    fully_shard(module, mesh=mesh, reshard_after_forward=True)
+
+
+def shard_tokenizer(module: Any, mesh: DeviceMesh) -> None:
+    """Shard a tokenizer's weights, which are gathered as one."""
+    if mesh.device_type == "cuda":
+        module.forward = torch.compile(module.forward, dynamic=False)
+    fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    for method in ("encode", "decode"):
+        register_fsdp_forward_method(module, method)
+
+
 def gathered(module: nn.Module) -> dict[str, Tensor]:
     """All weights of a sharded model, on the CPU of the first process: what is shipped."""
     state = get_model_state_dict(module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def save_whole(part: str, module: nn.Module, path: Path, metadata: dict[str, str], group: Group) -> None:
+    """Write a trained module as safetensors, gathered from all processes, by the first of them."""
+    whole = gathered(module)
+    if group.writes:
+        checkpoints.save({part: _Held(whole)}, path, metadata)
+    dist.barrier()
+
+
+class _Held(nn.Module):
+    """Weights without a network."""
+
+    def __init__(self, state: dict[str, Tensor]) -> None:
+        super().__init__()
+        self._held = state
+
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:  # type: ignore[override]
+        return self._held
