@@ -26,6 +26,11 @@ def found() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def shares(count: int, world: int) -> tuple[int, ...]:
+    """So many rows for each rank; the first ones may have one more."""
+    return tuple(count // world + (rank < count % world) for rank in range(world))
+
+
 @contextmanager
 def process_group(device: torch.device) -> Iterator[torch.device]:
     """Join the processes that torchrun started, or be a group of one; gives the device of this process."""
@@ -83,10 +88,13 @@ class Ranks:
 
     def gather(self, x: Tensor, dim: int, sizes: tuple[int, ...]) -> Tensor:
         """What all ranks have, one behind the other along a dimension; of each so much as `sizes` says."""
-        shape = [*x.shape]
-        parts = [x.new_empty([*shape[:dim], size, *shape[dim + 1 :]]) for size in sizes]
-        dist.all_gather(parts, x.contiguous())
-        return torch.cat(parts, dim)
+        most = max(sizes)
+        if x.shape[dim] < most:  # all send as much
+            x = torch.cat([x, x.new_zeros([*x.shape[:dim], most - x.shape[dim], *x.shape[dim + 1 :]])], dim)
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in sizes]
+        dist.all_gather(parts, x)
+        return torch.cat([part.narrow(dim, 0, size) for part, size in zip(parts, sizes, strict=True)], dim)
 
     def exchange(self, parts: list[Tensor], shapes: list[tuple[int, ...]]) -> list[Tensor]:
         """Send part r to rank r, and receive from rank r a tensor of shape r (all-to-all)."""

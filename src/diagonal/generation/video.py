@@ -152,6 +152,8 @@ class VideoModel:
         """
         if self.quantized:
             raise ValueError(f"{self.name} has weights of {self.quantized}, which are not saved; do not quantise it")
+        if self.runner is not self.model:
+            raise ValueError(f"{self.name} is shared by {self.runner.ranks.world} processes; save the model of one")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         modules = {"transformer": self.model} | ({} if self.vae is None else {"tokenizer": self.vae})

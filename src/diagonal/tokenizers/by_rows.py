@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diagonal.engine.ranks import Ranks
+from diagonal.engine.ranks import Ranks, shares
 from diagonal.tokenizers.wan_vae import Attention, Conv, Upsample, WanVAE
 
 
@@ -64,7 +64,7 @@ class DecoderByRows:
         rows, world = latents_BFCHW.shape[3], self.ranks.world
         if rows < world:
             raise ValueError(f"frames of {rows} rows of latents cannot be decoded by {world} GPUs; take fewer of them")
-        counts = tuple(rows // world + (rank < rows % world) for rank in range(world))
+        counts = shares(rows, world)
         start = sum(counts[: self.ranks.rank])
         self._rows = _Rows(self.ranks, counts)
         try:

@@ -20,12 +20,7 @@ from diagonal.catalog.variants import DiffusionConfig
 from diagonal.engine.chunks.protocols import DiffusionModel, LatentLayerMemory, Memory, Rope, TextKV
 from diagonal.engine.heads import LatentHeads, joined
 from diagonal.engine.protocols import CacheSpec
-from diagonal.engine.ranks import Ranks
-
-
-def shares(count: int, world: int) -> tuple[int, ...]:
-    """So many rows for each rank; the first ones may have one more."""
-    return tuple(count // world + (rank < count % world) for rank in range(world))
+from diagonal.engine.ranks import Ranks, shares
 
 
 @dataclass(frozen=True, slots=True)
