@@ -90,7 +90,6 @@ def played(world: World) -> np.ndarray[Any, Any]:
     return np.stack([session.step(action).frames for action in world.actions.parse("noop,noop,noop")])
 
 
-
 def differ(ranks: Ranks) -> str:
     """What is said where ranks drew different tokens."""
     try:

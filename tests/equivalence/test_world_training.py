@@ -58,7 +58,9 @@ CASES = {
 def data(config: Any, seed: int) -> TokenData:
     random = torch.Generator().manual_seed(seed)
     cells = torch.randint(config.codebook, (40, config.rows * config.cols), generator=random)
-    actions = torch.randint(config.codebook, max(config.vocab, config.codebook + 1), (40, config.suffix), generator=random)
+    actions = torch.randint(
+        config.codebook, max(config.vocab, config.codebook + 1), (40, config.suffix), generator=random
+    )
     return TokenData(torch.cat([cells, actions], 1).int(), torch.arange(40) // 20)
 
 
@@ -214,7 +216,9 @@ def test_recordings_and_a_trained_tokenizer_are_asked_for(tmp_path: Path) -> Non
 
 
 def test_a_batch_that_processes_cannot_share_is_refused() -> None:
-    with pytest.raises(ValueError, match="a batch of 4 given for 3 processes in 2 parts each; it must be a multiple of 6"):
+    with pytest.raises(
+        ValueError, match="a batch of 4 given for 3 processes in 2 parts each; it must be a multiple of 6"
+    ):
         at_once(4, 3, 2)
 
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from diagonal.training import parallel
-from diagonal.training.data.latents import EmbeddedPrompts
 from diagonal.training.batch import BatchShard
+from diagonal.training.data.latents import EmbeddedPrompts
 from diagonal.training.latents.distill import DistillTask
 from diagonal.training.loop import POINTER, RunConfig, fit
 from diagonal.training.parallel import gathered, processes, shard

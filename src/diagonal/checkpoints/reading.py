@@ -67,7 +67,9 @@ def _stored_in(path: Path) -> dict[str, InFile]:
     with _valid_safetensors(path):
         file = safe_open(path, "pt")
         parts = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  # not a dict
-        known = {key: file.get_tensor(key).dtype for key in {part.get_dtype(): key for key, part in parts.items()}.values()}
+        known = {
+            key: file.get_tensor(key).dtype for key in {part.get_dtype(): key for key, part in parts.items()}.values()
+        }
     dtypes = {parts[key].get_dtype(): dtype for key, dtype in known.items()}
     return {
         key: InFile(file, key, torch.Size(part.get_shape()), dtypes[part.get_dtype()]) for key, part in parts.items()

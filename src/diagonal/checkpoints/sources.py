@@ -85,10 +85,12 @@ def _check_shards(found: Sequence[Path]) -> None:
     there = {match[0] for match in numbered}
     for match in numbered:
         if int(match[3]) > MOST_SHARDS:
-            raise ValueError(f"{found[0].parent / match[0]} says it is one of {int(match[3])} files; {MOST_SHARDS} are allowed")
+            raise ValueError(
+                f"{found[0].parent / match[0]} says it is one of {int(match[3])} files; {MOST_SHARDS} are allowed"
+            )
         names = [f"{match[1]}{n:0{len(match[2])}}-of-{match[3]}{match[4]}" for n in range(1, int(match[3]) + 1)]
         missing = [name for name in names if name not in there]
         if missing:
             raise FileNotFoundError(
-                f"{found[0].parent} lacks {some(missing)}: {len(there)} of {int(match[3])} shards are there; get the others"
+                f"{found[0].parent} lacks {some(missing)}: {len(there)} of {int(match[3])} shards are there"
             )

@@ -245,9 +245,7 @@ class _Worlds:
             shipped = token_variant(find("models", name), name).embedded
             weights = self.source.weights if self.source.weights is not None or shipped else "random"
             computing = Computing(device=self.device, dtype=dtype, quantize=quantize)
-            self.worlds[dtype, quantize] = load_world(
-                replace(self.source, weights=weights), computing, self.ranks
-            )
+            self.worlds[dtype, quantize] = load_world(replace(self.source, weights=weights), computing, self.ranks)
         return self.worlds[dtype, quantize]
 
     def agreement(self, case: _Setting) -> dict[str, float]:

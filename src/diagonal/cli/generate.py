@@ -14,7 +14,7 @@ from rich.table import Table
 
 from diagonal.cli import app, load_world, out, print_json, progress_bar
 from diagonal.cli.options import Computing, Fitting, Json, RowStarts, WorldSource, chosen, flat
-from diagonal.cli.parallel import Parallel, shared
+from diagonal.cli.parallel import Parallel, Unwritten, shared
 from diagonal.cli.prompts import Continuation, PromptOptions, check_asked, check_computing, prepare
 from diagonal.cli.signing import Watermarking
 from diagonal.planning.decoding import DEFAULT
@@ -169,9 +169,7 @@ def _generate(source: WorldSource, how: _How, orders: list[Order], ranks: Ranks 
             out.print(f"tokens equal {_percent(equal)}")
 
 
-def _opened(
-    source: WorldSource, how: _How, orders: list[Order], ranks: Ranks | None
-) -> tuple[World, Continuation]:
+def _opened(source: WorldSource, how: _How, orders: list[Order], ranks: Ranks | None) -> tuple[World, Continuation]:
     """A world that is known by its name, and what it goes on with."""
     from diagonal.catalog.names import find
     from diagonal.catalog.variants import token_variant
@@ -212,13 +210,6 @@ class Look:
         from diagonal.media.video import enlarge
 
         return stamp(enlarge(frames, self.scale), self.mark) if self.mark else enlarge(frames, self.scale)
-
-
-class Unwritten:
-    """Where frames go that another process writes."""
-
-    def write(self, frames: VideoArray) -> None:
-        """They are let go."""
 
 
 @dataclass(frozen=True)

@@ -95,9 +95,7 @@ def tokenizer(
     from diagonal.training.tokens.stages import RecipeData, tokenizer_stage
 
     with _sharing(where, out_path, accumulate) as sharing:
-        stage = tokenizer_stage(
-            RecipeData(found, data, _own(where, sharing), sharing), out_path, lpips, weights
-        )
+        stage = tokenizer_stage(RecipeData(found, data, _own(where, sharing), sharing), out_path, lpips, weights)
         _run(stage, {"recipe": recipe}, sharing, tensorboard, as_json)
 
 

@@ -103,8 +103,8 @@ class Fp8Linear(ScaledRows):
 class RowParallel(nn.Module):
     """A linear layer of which every rank has some columns, for its part of the inputs: the results are summed.
 
-    The residual and the bias go in on the first rank alone, so the fused kernel of one GPU serves there too, and nothing
-    but the sum over all ranks comes after it.
+    The residual and the bias go in on the first rank alone, so the fused kernel of one GPU serves there too, and
+    nothing but the sum over all ranks comes after it.
     """
 
     def __init__(self, part: nn.Linear | ScaledRows, ranks: Ranks) -> None:

@@ -74,13 +74,14 @@ class Shard:
                 if first < last:
                     found.append(piece[(slice(first, last),)])
                 start += piece.shape[0]
-        return torch.cat(found).contiguous() if len(found) > 1 else found[0].clone(memory_format=torch.contiguous_format)
+        return (
+            torch.cat(found).contiguous() if len(found) > 1 else found[0].clone(memory_format=torch.contiguous_format)
+        )
 
     def whole_shape(self, name: str, part: Tensor) -> list[int]:
         """The shape of the parameter that a part is of."""
         cut, shape = self.cuts.get(name), [*part.shape]
         return shape if cut is None else [*shape[: cut.dim], sum(cut.sizes), *shape[cut.dim + 1 :]]
-
 
     def picked(self, name: str, part: Tensor, chosen_N: Tensor) -> Tensor:
         """Those of the chosen numbers of the flat whole parameter that this rank has, and zeros for the others'."""

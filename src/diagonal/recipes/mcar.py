@@ -2,8 +2,8 @@
 
 The paper gives the sizes (in models/mcar.py), AdamW 3e-4 with betas 0.9 and 0.95, weight decay 0.1, 10,000 steps of
 warm-up, cosine decay, and 1,000 steps of fine-tuning; and that the VQ-VAE was trained before and is fine-tuned on VPT.
-It gives neither the number of steps nor the batch, nor how the VQ-VAE is tuned: those here are ours (one pass over about
-400 hours of video), and nobody has run them yet. `mcar:tiny` is the same chain in small, for tests.
+It gives neither the number of steps nor the batch, nor how the VQ-VAE is tuned: those here are ours (one pass over
+about 400 hours of video), and nobody has run them yet. `mcar:tiny` is the same chain in small, for tests.
 """
 
 from __future__ import annotations

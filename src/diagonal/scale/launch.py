@@ -1,5 +1,5 @@
-"""Starts a program once for each GPU of this machine, as torchrun does, with what a person wants to see of it: the first
-process has the terminal, the others are heard only where one of them fails."""
+"""Starts a program once for each GPU of this machine, as torchrun does, with what a person wants to see of it: the
+first process has the terminal, the others are heard only where one of them fails."""
 
 from __future__ import annotations
 

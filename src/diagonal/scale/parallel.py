@@ -11,11 +11,14 @@ gives the world of `diagonal.load`, and costs nothing.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from diagonal.catalog.names import HF, find
-from diagonal.catalog.variants import token_variant
+from diagonal.catalog.variants import diffusion_variant, token_variant
+from diagonal.engine.chunks.protocols import DiffusionModel
+from diagonal.engine.chunks.sequence import SequenceParallel
 from diagonal.engine.ranks import Ranks
 from diagonal.engine.ranks import ranks_of as ranks_of
 from diagonal.generation.load import Place, load_world
@@ -34,6 +37,13 @@ def check_tensor_parallel(name: str, world: int) -> None:
     with torch.device("meta"):
         model = variant.config.build()
     check_divides(variant.config, table_of(model, name), name, world)
+
+
+def check_sequence_parallel(name: str, world: int) -> None:
+    """Refuse a diffusion model whose heads so many GPUs cannot share."""
+    variant = diffusion_variant(find("models", name), name)
+    with torch.device("meta"):
+        SequenceParallel(cast(DiffusionModel, variant.config.build()), Ranks(0, world, torch.device("meta")))
 
 
 def load_sharded(

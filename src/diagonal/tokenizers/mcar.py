@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from diagonal.catalog.variants import WeightMap
 from diagonal.tokenizers.norm import NormSiLU
 
-
 COMMITMENT = 0.25  # how much the encoder's vectors are drawn to the codes, beside the codes to them
 
 

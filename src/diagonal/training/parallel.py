@@ -46,7 +46,6 @@ from diagonal.training.batch import BatchShard, at_once
 from diagonal.training.loop import CHECKPOINT, EMA, POINTER, Task, unwritten
 from diagonal.training.stages import Line, Stage
 
-
 PATIENCE = timedelta(days=7)  # that processes wait for one which records or writes alone
 
 
@@ -144,7 +143,7 @@ def processes(device: torch.device, replicas: int = 1) -> Iterator[Group]:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How a stage's work is shared: by which processes (None: one alone, without a group), in how many micro-batches."""
+    """How a stage's work is shared: by which processes (None: one alone, without a group), in how many parts."""
 
     group: Group | None = None
     accumulate: int = 1

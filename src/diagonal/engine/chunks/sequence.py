@@ -3,8 +3,8 @@ every latent frame, and in attention some heads of all of them.
 
     model = SequenceParallel(wan, ranks)      # called like wan, in every process alike
 
-Before attention ranks exchange tokens for heads (one all-to-all), after it heads for tokens (another one); all else of a
-layer asks for a token's own numbers alone. So the cache of a rank has its heads alone, and the weights are whole
+Before attention ranks exchange tokens for heads (one all-to-all), after it heads for tokens (another one); all else of
+a layer asks for a token's own numbers alone. So the cache of a rank has its heads alone, and the weights are whole
 everywhere. The velocity is gathered at the end of the call.
 """
 

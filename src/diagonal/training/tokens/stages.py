@@ -96,16 +96,14 @@ def load_tokenizer(name: str, folder: Path, device: torch.device | str) -> Any:
     return module.to(device, torch.float32, memory_format=torch.channels_last).eval().requires_grad_(False)
 
 
-def tokenizer_stage(
-    data: RecipeData, folder: Path, lpips_file: Path | None = None, start: Path | None = None
-) -> Stage:
+def tokenizer_stage(data: RecipeData, folder: Path, lpips_file: Path | None = None, start: Path | None = None) -> Stage:
     """Train the recipe's tokenizer on frames, from scratch or from the weights in `start`; LPIPS joins the loss where
     its weights are given."""
     how, device, sharing = data.recipe.tokenizer, data.device, data.sharing
     if data.recipe.tuned and start is None:
         raise ValueError(
-            f"the recipe of {data.recipe.model} fine-tunes a tokenizer that was trained before: give its weights, a file "
-            f"of {how.variant} (--tokenizer)"
+            f"the recipe of {data.recipe.model} fine-tunes a tokenizer that was trained before: give its weights, a "
+            f"file of {how.variant} (--tokenizer)"
         )
 
     def task() -> TokenizerTask:
