@@ -6,6 +6,7 @@ Run as a program it is one of these processes: it trains every case and leaves w
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,10 +105,13 @@ def train(folder: Path) -> None:
             weights = trained(case, folder / name, STEPS, Sharing(group, case.accumulate))
             if group.writes:
                 torch.save(weights, folder / name / "weights.pt")
-        trained(CASES["adam"], folder / "half", HALF, Sharing(group))
         # The second half of a run that one process began, which was a group.
         trained(CASES["adam"], folder / "alone-first", STEPS, Sharing(group))
         chain(folder / "chain", folder / "recordings", Sharing(group))
+        for line in fit(task(CASES["adam"], Sharing(group)), config(STEPS), folder / "killed", group):
+            if line["step"] == HALF + 1:
+                group.wait()
+                os._exit(0)  # in the middle of a step, with nothing ended
 
 
 def recordings(folder: Path) -> None:
@@ -171,11 +175,12 @@ def test_two_processes_have_the_losses_of_one(both: Path, tmp_path: Path, name: 
         torch.testing.assert_close(found[key], value, atol=1e-4 if case.muon_lr is None else 1e-2, rtol=1e-4, msg=key)
 
 
-def test_a_run_of_two_processes_is_gone_on_with_by_one(both: Path) -> None:
-    assert json.loads((both / "half" / POINTER).read_text())["step"] == HALF
+def test_a_run_of_two_processes_that_was_killed_is_gone_on_with_by_one(both: Path) -> None:
+    assert json.loads((both / "killed" / POINTER).read_text())["step"] == HALF
+    assert len(curve(both / "killed")) == HALF + 1
     with processes(CPU) as group:
-        trained(CASES["adam"], both / "half", STEPS, Sharing(group))
-    same_losses(both / "half", both / "adam", 1e-6)
+        trained(CASES["adam"], both / "killed", STEPS, Sharing(group))
+    same_losses(both / "killed", both / "adam", 1e-6)
 
 
 def test_a_run_of_one_process_is_gone_on_with_by_two(both: Path) -> None:

@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -65,7 +66,7 @@ def read_stored(source: str | Path) -> dict[str, Stored]:
 def _stored_in(path: Path) -> dict[str, InFile]:
     """What a safetensors file holds. It stays open as long as any of it is kept."""
     with _valid_safetensors(path):
-        file = safe_open(path, "pt")
+        file: Any = safe_open(path, "pt")  # untyped
         parts = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  # not a dict
         known = {
             key: file.get_tensor(key).dtype for key in {part.get_dtype(): key for key, part in parts.items()}.values()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -96,7 +96,7 @@ class Ranks:
         dist.all_gather(parts, x)
         return torch.cat([part.narrow(dim, 0, size) for part, size in zip(parts, sizes, strict=True)], dim)
 
-    def exchange(self, parts: list[Tensor], shapes: list[tuple[int, ...]]) -> list[Tensor]:
+    def exchange(self, parts: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
         """Send part r to rank r, and receive from rank r a tensor of shape r (all-to-all)."""
         sent = torch.cat([part.flatten() for part in parts])
         counts = [torch.Size(shape).numel() for shape in shapes]

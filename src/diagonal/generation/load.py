@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 
@@ -120,7 +120,8 @@ def load_world(
         separate: Mapping[str, checkpoints.Stored] | None = None if tokenizer is None else read(tokenizer)
         if variant.fit is not None:
             settings = checkpoints.settings(weights if tokenizer is None else tokenizer)
-            config, network = variant.fit(variant.config, network, (state, separate or state), settings)
+            states: Any = (state, separate or state)  # it asks for names and shapes alone
+            config, network = variant.fit(variant.config, network, states, settings)
             variant = replace(variant, config=config)
         world = World(name, variant, network, label, "meta")
         world.sources = (weights,) if tokenizer is None else (weights, tokenizer)

@@ -153,11 +153,15 @@ def divide(model: nn.Module, name: str, ranks: Ranks) -> Shard:
     return shard
 
 
+def row_parallel(model: nn.Module, name: str) -> list[str]:
+    """The names of the layers whose results are summed, one sum each in a call."""
+    return [path for pattern in table_of(model, name).row_parallel for path, _ in _layers(model, pattern)]
+
+
 def connect(model: nn.Module, name: str, ranks: Ranks) -> None:
     """Let a shard's row-parallel layers sum over all ranks: called once its weights are there."""
-    for pattern in table_of(model, name).row_parallel:
-        for path, layer in list(_layers(model, pattern)):
-            model.set_submodule(path, RowParallel(layer, ranks))
+    for path in row_parallel(model, name):
+        model.set_submodule(path, RowParallel(cast(nn.Linear, model.get_submodule(path)), ranks))
 
 
 def sampled(

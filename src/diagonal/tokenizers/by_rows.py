@@ -1,7 +1,7 @@
 """The Wan VAE's decoder on several GPUs: every rank decodes some rows of every frame.
 
 A 3x3 convolution asks for one row more above and below, which ranks get from their neighbours (a halo); attention in
-the middle, on the coarsest grid, is computed by all of them on whole frames. All else asks for a place's own numbers alone.
+the middle, on the coarsest grid, is computed by all of them on whole frames. All else asks for a place's own numbers.
 """
 
 from __future__ import annotations
