@@ -14,11 +14,14 @@ import pytest
 import torch
 
 from diagonal import checkpoints
+from diagonal.catalog.names import find
+from diagonal.checkpoints.state import InFile
 from diagonal.engine.attention import Dense
 from diagonal.engine.ranks import Ranks
 from diagonal.generation.load import load
 from diagonal.generation.world import World
 from diagonal.models.layers import RowParallel
+from diagonal.models.sharding import divide
 from diagonal.planning.sampling import Sampling
 from diagonal.scale.parallel import check_tensor_parallel, load_sharded, ranks_of
 from tests.processes import launch
@@ -234,6 +237,26 @@ def test_ranks_that_drew_different_tokens_are_told_so(computed: list[dict[str, A
 
 def test_a_missing_shard_file_is_named(computed: list[dict[str, Any]]) -> None:
     assert "model-00001-of-00003.safetensors, model-00003-of-00003.safetensors" in computed[0]["missing"]
+
+
+def test_a_rank_reads_its_shard_of_a_file_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load("wham/tiny", "random").save_pretrained(tmp_path)
+    config = find("models", "wham/tiny").config
+    part, whole, read = InFile.__getitem__, InFile.whole, list[int]()
+
+    def counted(made: torch.Tensor) -> torch.Tensor:
+        read.append(made.numel())
+        return made
+
+    monkeypatch.setattr(InFile, "__getitem__", lambda self, index: counted(part(self, index)))
+    monkeypatch.setattr(InFile, "whole", lambda self: counted(whole(self)))
+    with torch.device("meta"):
+        model = config.build()
+    every = sum(one.numel() for one in model.parameters())
+    shard = divide(model, "wham/tiny", Ranks(1, 2, CPU))
+    stored = {key: one for key, one in checkpoints.read_stored(tmp_path).items() if key.startswith("transformer.")}
+    checkpoints.load(model, stored, "wham/tiny", shard)
+    assert sum(read) == sum(one.numel() for one in model.parameters()) < 0.7 * every
 
 
 def test_a_group_of_one_has_the_plain_model() -> None:

@@ -18,7 +18,8 @@ def program(text: str) -> list[str]:
 
 
 def test_every_rank_knows_its_place(tmp_path: Path) -> None:
-    said = f"open(os.path.join({str(tmp_path)!r}, str(rank)), 'w').write(os.environ['WORLD_SIZE'] + os.environ['LOCAL_RANK'])"
+    place = "os.environ['WORLD_SIZE'] + os.environ['LOCAL_RANK']"
+    said = f"open(os.path.join({str(tmp_path)!r}, str(rank)), 'w').write({place})"
     assert launch(program(said), 3) == 0
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "30", "1": "31", "2": "32"}
 

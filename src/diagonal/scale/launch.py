@@ -34,11 +34,11 @@ def launch(command: Sequence[str], count: int, environment: Mapping[str, str] | 
             rest = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said[rank - 1]} if rank else {}
             running.append(subprocess.Popen(command, env=own, **rest))  # type: ignore[call-overload]
         codes = _wait(running)
-    failed = [rank for rank, code in enumerate(codes) if code not in (0, None)]
-    if codes[0] is None or (failed and not codes[0]):
+        failed = [rank for rank, code in enumerate(codes) if code not in (0, None)]
+        if codes[0] is not None and (codes[0] or not failed):
+            return codes[0]
         rank = failed[0]
         raise ChildProcessError(f"rank {rank} of {count} ended with exit code {codes[rank]}: {_last(said[rank - 1])}")
-    return codes[0]
 
 
 def _wait(running: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
