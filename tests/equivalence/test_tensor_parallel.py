@@ -256,7 +256,7 @@ def test_a_rank_reads_its_shard_of_a_file_and_no_more(tmp_path: Path, monkeypatc
     shard = divide(model, "wham/tiny", Ranks(1, 2, CPU))
     stored = {key: one for key, one in checkpoints.read_stored(tmp_path).items() if key.startswith("transformer.")}
     checkpoints.load(model, stored, "wham/tiny", shard)
-    assert sum(read) == sum(one.numel() for one in model.parameters()) < 0.7 * every
+    assert sum(read) == sum(one.numel() for one in model.parameters()) < 0.75 * every
 
 
 def test_a_group_of_one_has_the_plain_model() -> None:

@@ -72,17 +72,23 @@ def load_world(source: WorldSource, computing: Computing, ranks: Ranks | None = 
     """The library's `load`, or a shard for each of several processes, with a remark where the weights are random."""
     from diagonal.catalog.names import HF, find
     from diagonal.catalog.variants import token_variant
+    from diagonal.generation.components import Weights
     from diagonal.generation.devices import find_dtype
     from diagonal.generation.load import load
 
     name, device = source.model, computing.device
     shipped = not name.startswith(HF) and bool(token_variant(find("models", name), name).embedded)
-    dtype = find_dtype(computing.dtype, device, int8_rows=source.weights is None and shipped)
+    dtype = find_dtype(computing.dtype, device, int8_rows=source.weights is None and shipped and not source.lora)
     if ranks is None:
-        world = load(name, source.weights, tokenizer=source.tokenizer, device=device, dtype=dtype)
+        weights = Weights(source.weights, lora=source.lora) if source.lora else source.weights
+        world = load(name, weights, tokenizer=source.tokenizer, device=device, dtype=dtype)
     else:
         from diagonal.scale.parallel import load_sharded
 
+        if source.lora:
+            raise ValueError(
+                f"--lora given; adapters are merged on one GPU: save {name} with them, and give that folder"
+            )
         world = load_sharded(name, source.weights, ranks, tokenizer=source.tokenizer, dtype=dtype)
     remark_random(name, world.weights)
     return world if computing.kind is None else world.quantize(computing.kind)

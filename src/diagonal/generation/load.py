@@ -18,7 +18,7 @@ from diagonal.catalog.names import HF, find
 from diagonal.catalog.variants import DiffusionVariant, Variant
 from diagonal.engine.ranks import Ranks
 from diagonal.generation.checks import check_weights
-from diagonal.generation.components import Weights, published, untrained
+from diagonal.generation.components import Weights, add_lora, published, untrained
 from diagonal.generation.devices import check_device, kernels_last
 from diagonal.generation.video import VideoModel
 from diagonal.generation.world import World
@@ -62,9 +62,10 @@ def load(
     """A model by name, with weights from a file, a folder or a hub id; `weights="random"` needs none.
 
     `tokenizer` names a file of its own for the tokenizer, where the checkpoint has none; the parts of a diffusion model
-    are named in `Weights`. `dtype=None` leaves the weights as they are stored. `seed` is that of random weights: as the
-    modules initialise themselves for float32 on a CPU, and otherwise drawn on the device in the dtype, so that a large
-    model is never held twice. The two differ.
+    are named in `Weights`, and so are LoRAs, of any model: `Weights("folder", lora=["adapter.safetensors"])`.
+    `dtype=None` leaves the weights as they are stored. `seed` is that of random weights: as the modules initialise
+    themselves for float32 on a CPU, and otherwise drawn on the device in the dtype, so that a large model is never held
+    twice. The two differ.
     """
     if name.startswith(HF):
         if weights is not None or tokenizer is not None:
@@ -77,9 +78,10 @@ def load(
         if tokenizer is not None:
             raise ValueError(f"tokenizer given; {name} has a VAE in its place: weights=Weights(..., vae=...)")
         return load_video_model(name, weights, device=device, dtype=dtype, seed=seed)
-    if isinstance(weights, Weights):
-        raise ValueError(f"Weights given; {name} is a token model: give weights, and a tokenizer where it is apart")
-    return load_world(name, found, (weights, tokenizer), Place(check_device(device), dtype), seed)
+    source = weights if isinstance(weights, Weights) else Weights(weights)
+    if source.foreign:
+        raise ValueError(f"Weights with {', '.join(source.foreign)} given; {name} is a token model and has none")
+    return load_world(name, found, (source, tokenizer), Place(check_device(device), dtype), seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +99,19 @@ class Place:
 
 
 def load_world(
-    name: str, variant: Variant, sources: tuple[str | Path | None, str | Path | None], place: Place, seed: int = 0
+    name: str, variant: Variant, sources: tuple[Weights, str | Path | None], place: Place, seed: int = 0
 ) -> World:
     """A token model with its tokenizer; `sources` are the weights, and the tokenizer's where they are apart."""
-    weights, tokenizer = sources
+    source, tokenizer = sources
+    weights = source.transformer
     check_weights(name, variant, weights)
     label = str(weights)
     if weights is None and variant.embedded:
         label, weights = checkpoints.EMBEDDED, checkpoints.ASSETS / variant.embedded
     network = find("tokenizers", variant.tokenizer)
     if weights is None or str(weights) == checkpoints.RANDOM:
+        if source.lora:
+            raise ValueError(f"lora given, but the weights of {name} are random: give those that it belongs to")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             world = World(name, variant, network, checkpoints.RANDOM, "cpu" if place.as_initialised else "meta")
@@ -124,8 +129,10 @@ def load_world(
             config, network = variant.fit(variant.config, network, states, settings)
             variant = replace(variant, config=config)
         world = World(name, variant, network, label, "meta")
-        world.sources = (weights,) if tokenizer is None else (weights, tokenizer)
+        world.sources = tuple(one for one in (weights, tokenizer, *source.lora) if one is not None)
         _fill(world, state, separate, world.divide(place.ranks))
+        if source.lora:
+            add_lora(world.model, source, place.dtype)
     for module in (world.model, world.tokenizer):
         module.to(device=place.device, dtype=place.dtype).eval().requires_grad_(False)
     world.connect()

@@ -21,6 +21,7 @@ from diagonal.engine.chunks.protocols import DiffusionModel
 from diagonal.engine.chunks.sequence import SequenceParallel
 from diagonal.engine.ranks import Ranks
 from diagonal.engine.ranks import ranks_of as ranks_of
+from diagonal.generation.components import Weights
 from diagonal.generation.load import Place, load_world
 from diagonal.generation.world import World
 from diagonal.models.sharding import check_divides, table_of
@@ -59,4 +60,4 @@ def load_sharded(
     arguments are those of `diagonal.load`."""
     check_tensor_parallel(name, ranks.world)
     variant = token_variant(find("models", name), name)
-    return load_world(name, variant, (weights, tokenizer), Place(ranks.device, dtype, ranks), seed)
+    return load_world(name, variant, (Weights(weights), tokenizer), Place(ranks.device, dtype, ranks), seed)
