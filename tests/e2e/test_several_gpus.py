@@ -35,7 +35,7 @@ def test_two_processes_write_the_clip_of_one_and_one_of_them_says_so(tmp_path: P
 
 
 def test_a_number_of_gpus_that_does_not_divide_is_refused_in_one_line(tmp_path: Path) -> None:
-    done = diagonal(tmp_path, "generate", *WORLD, "--frames", "1", "--tensor-parallel", "3")
+    done = diagonal(tmp_path, "generate", *WORLD, "--frames", "1", "--unsigned", "--tensor-parallel", "3")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "3 GPUs cannot share evenly; tensor parallelism takes 2 of them" in done.stderr
 
