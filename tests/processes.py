@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def launch(module: str, count: int, *arguments: object, timeout: float = 150) -> None:
+def launch(module: str, count: int, *arguments: object, timeout: float = 450) -> None:
     """Run it to the end in so many processes; what one that fails has said is in the error."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

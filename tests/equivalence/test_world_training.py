@@ -50,7 +50,6 @@ CASES = {
     "adam": Case(),
     "accumulated": Case(accumulate=2),
     "muon": Case(muon_lr=0.02),
-    "doom": Case("doom/tiny", muon_lr=0.02),
     "wham": Case("wham/tiny"),
     "cosmos": Case("cosmos/tiny"),
 }
@@ -84,13 +83,13 @@ def task(case: Case, sharing: Sharing) -> WorldTask:
     )
 
 
-def config(steps: int) -> RunConfig:
-    return RunConfig(steps, warmup=0, decay_from=1.0, ema=0.9, log_every=1, evaluate_every=STEPS, save_every=HALF)
+def config(steps: int, save_every: int = HALF) -> RunConfig:
+    return RunConfig(steps, warmup=0, decay_from=1.0, ema=0.9, log_every=1, evaluate_every=STEPS, save_every=save_every)
 
 
-def trained(case: Case, folder: Path, steps: int, sharing: Sharing) -> dict[str, torch.Tensor]:
+def trained(case: Case, folder: Path, steps: int, sharing: Sharing, save_every: int = HALF) -> dict[str, torch.Tensor]:
     one = task(case, sharing)
-    for _ in fit(one, config(steps), folder, sharing.group):
+    for _ in fit(one, config(steps, save_every), folder, sharing.group):
         pass
     if sharing.group is None:
         return {name: value.detach() for name, value in one.module.named_parameters()}
@@ -102,7 +101,7 @@ def train(folder: Path) -> None:
     torch.set_num_threads(1)
     with processes(CPU) as group:
         for name, case in CASES.items():
-            weights = trained(case, folder / name, STEPS, Sharing(group, case.accumulate))
+            weights = trained(case, folder / name, STEPS, Sharing(group, case.accumulate), save_every=STEPS)
             if group.writes:
                 torch.save(weights, folder / name / "weights.pt")
         # The second half of a run that one process began, which was a group.
