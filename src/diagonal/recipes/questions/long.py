@@ -21,6 +21,7 @@ from diagonal.planning.plan import Order
 from diagonal.recipes import find
 from diagonal.recipes.questions.jobs import Job, Numbers, Setting
 from diagonal.training.data.recordings import frames
+from diagonal.training.tokens.stages import frame_size
 from diagonal.worlds import vizdoom
 
 CURVES, LIMITS = "curves.safetensors", "limits"
@@ -135,4 +136,4 @@ class LongRollouts:
         seed, folder = find("doom").held_out_seed, setting.work / "data" / f"episodes-{length}"
         for _ in vizdoom.record(vizdoom.shards("my_way_home", count, seed, folder, length), setting.workers):
             pass
-        return cut(frames(folder, load("doom").size, setting.device), size.starts, size.context, size.frames)
+        return cut(frames(folder, frame_size(find("doom")), setting.device), size.starts, size.context, size.frames)
