@@ -54,6 +54,7 @@ def test_a_world_goes_on_along_actions_as_in_the_library(client: TestClient) -> 
         "128x96",
     )
     done = finished(client, asked)
+    assert (done["start"], done["seed"], done["schedule"]) == ("hall", 7, "diagonal:k=1,d=10")
     world = tiny_world()
     clip, between = world.actions.start("hall")
     actions = [*between, *["forward"] * 3, *["left"] * 2]
