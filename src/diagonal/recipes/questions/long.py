@@ -25,7 +25,7 @@ from diagonal.training.tokens.stages import frame_size
 from diagonal.worlds import vizdoom
 
 CURVES, LIMITS = "curves.safetensors", "limits"
-LOST_EPISODES = 0.7  # of the frames recorded lie in episodes that last to the end, at least
+LASTING = 0.5  # of the frames that are recorded lie in episodes that last to the end, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class LongRollouts:
         """An episode each: recorded episodes are as long as a clip, so every one that lasts has one place for it."""
         size, setting = self.size, self.setting
         length = size.context + size.frames
-        count = round(size.starts * length / LOST_EPISODES) + length
+        count = round(size.starts * length / LASTING) + length
         seed, folder = find("doom").held_out_seed, setting.work / "data" / f"episodes-{length}"
         for _ in vizdoom.record(vizdoom.shards("my_way_home", count, seed, folder, length), setting.workers):
             pass
