@@ -1,0 +1,72 @@
+"""MAGI-1: steps that are finer towards the noise, of several chunks at once.
+
+With u = s / steps in step s, l = 1 - u^2 is the place on the line before the shift. A shift of 3 makes sigma from it,
+and the quarters of the steps begin at sigma = 1, 0.978, 0.9 and 0.7. Chunk c + 1 begins when chunk c has done
+steps / window steps, so that at most `window` chunks are under way.
+
+Twelve steps are a choice among sixteen: of each quarter the beginning, and two of the three places behind it. `skip`
+says whether the first of them is left out (0, 2, 3 sixteenths: the distilled model's), or the last (0, 1, 2).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from diagonal.planning.denoising.noise import START, FlowTable, shifted
+
+QUARTERS = 4
+SHORT, OF = 12, 16  # so many steps are chosen among so many
+CHOSEN = {"first": (0, 2, 3), "last": (0, 1, 2)}  # of each quarter of them
+MAX_STEPS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Quadratic:
+    """steps: of each chunk, a multiple of 4; window: how many chunks are under way at once, a divisor of the steps;
+    skip: which of four places twelve steps leave out, `first` or `last`."""
+
+    steps: int = 64
+    window: int = 4
+    skip: str = "first"
+    shift: float = 3.0
+
+    def __post_init__(self) -> None:
+        FlowTable(self.shift)
+        if not QUARTERS <= self.steps <= MAX_STEPS or self.steps % QUARTERS:
+            raise ValueError(f"quadratic: steps={self.steps} given; it must be a multiple of 4, from 4 to {MAX_STEPS}")
+        if self.window < 1 or self.steps % self.window:
+            raise ValueError(
+                f"quadratic: window={self.window} given; it must divide the {self.steps} steps, or chunks would never "
+                "be done"
+            )
+        if self.skip not in CHOSEN:
+            raise ValueError(f"quadratic: skip={self.skip!r} given; it must be {' or '.join(CHOSEN)}")
+
+    @property
+    def lag(self) -> int:
+        """Iterations between the starts of two chunks."""
+        return self.steps // self.window
+
+    def levels(self, chunk: int) -> tuple[float, ...]:
+        return tuple(START * shifted(1 - place**2, self.shift) for place in self.places()[:-1])
+
+    def context_level(self, chunk: int) -> float | None:
+        return 0.0
+
+    def places(self) -> tuple[float, ...]:
+        """u at each step, from 0, and the 1 at which the last one ends."""
+        if self.steps != SHORT:
+            return tuple(step / self.steps for step in range(self.steps + 1))
+        quarter = OF // QUARTERS
+        return (*((begin + one) / OF for begin in range(0, OF, quarter) for one in CHOSEN[self.skip]), 1.0)
+
+    def quarter(self, step: int) -> int:
+        """In which quarter of the steps one is, 0 to 3."""
+        return QUARTERS * step // self.steps
+
+    def sizes(self) -> tuple[float, ...]:
+        """The size of each step as a distilled model is told it: half of how many such steps a chunk would take."""
+        if self.steps != SHORT:
+            return (self.steps / 2,) * self.steps
+        return tuple(0.5 / (end - begin) for begin, end in itertools.pairwise(self.places()))
