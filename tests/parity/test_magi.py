@@ -41,12 +41,12 @@ def test_a_forward_is_the_reference_s_without_a_cache_while_it_writes_one_and_ov
     }
     for name, memory in calls.items():
         out = _forward(model, data, name, memory)
-        torch.testing.assert_close(out, chunks_of(data[f"{name}.out"]), atol=1.5e-5, rtol=0)
+        torch.testing.assert_close(out, chunks_of(data[f"{name}.out"]), atol=3e-5, rtol=0)
     for layer, (k, v) in enumerate(finished.chunks[0]):
         recorded = data[f"clean.kv.{layer}"].transpose(0, 1)[None].chunk(2, dim=-1)
-        torch.testing.assert_close((k, v), recorded, atol=1e-5, rtol=0)
+        torch.testing.assert_close((k, v), recorded, atol=3e-5, rtol=0)
     out = _forward(model, data, "next", Call(finished, (Seen(1, 0), Seen(2, 0))))
-    torch.testing.assert_close(out, chunks_of(data["next.out"]), atol=1.5e-5, rtol=0)
+    torch.testing.assert_close(out, chunks_of(data["next.out"]), atol=3e-5, rtol=0)
 
 
 def test_the_text_and_the_blocks_are_the_reference_s() -> None:
