@@ -41,14 +41,12 @@ QUARTERS = 4
 @dataclass(frozen=True, slots=True)
 class Video:
     """What is denoised: how many chunks (None: without end), the steps of each, how many chunks one sees at its first
-    step, its own included, and for a distilled model the size of each step. `known_BFCHW` are latents that the video
-    begins with: they replace the noise of their chunk in every call."""
+    step, its own included, and for a distilled model the size of each step."""
 
     chunks: int | None
     steps: int
     reach: int
     sizes: tuple[float, ...] = ()
-    known_BFCHW: Tensor | None = None
     special: SpecialTokens | None = None
 
 
@@ -64,7 +62,6 @@ class _Entry:
     step: int = 0
     late: bool = False  # in the last quarter of its steps
     copy: bool = False  # it sees itself alone, and nobody sees it
-    known: int = 0  # so many of its first latents are given
 
 
 class Pipelined:
@@ -77,6 +74,10 @@ class Pipelined:
         self.calls = 0
         self.finished = Finished()
         self._texts = Texts(model, video.chunks, video.special)
+
+    @property
+    def channels(self) -> int:
+        return self.model.config.channels
 
     def prompt(self, chunk: int, text_BLC: Tensor) -> None:
         """Another text from this chunk on; those that are under way keep theirs."""
@@ -92,13 +93,7 @@ class Pipelined:
         with sdpa_kernel(WIDE, set_priority=True):
             flows = self._distilled(entries) if self.video.sizes else self._guided(entries)
         self._give_up(entries)
-        return [-self._still(one, flow) for one, flow in zip(entries, flows.split(1), strict=True)]
-
-    def _still(self, entry: _Entry, flow: Tensor) -> Tensor:
-        """Latents that are given stand still, but in the last step: there they move too, as released."""
-        if entry.step < self.video.steps - 1 and entry.known:
-            flow[:, : entry.known] = 0
-        return flow
+        return [-flow for flow in flows.split(1)]
 
     def _give_up(self, entries: Sequence[_Entry]) -> None:
         """Keep what is read again: by live chunks, and by the next one, if one comes."""
@@ -110,20 +105,15 @@ class Pipelined:
         self._texts.keep(texts)
 
     def _entry(self, shown: Shown) -> _Entry:
-        size, part, known = self.model.config.chunk_frames, shown.part, self.video.known_BFCHW
+        size, part, x = self.model.config.chunk_frames, shown.part, shown.x_BFCHW
         chunk, odd = divmod(shown.start, size)
         if odd or shown.frames != size:
             raise ValueError(f"latent frames {shown.start} to {shown.start + shown.frames - 1} are no chunk of {size}")
-        x, count = shown.x_BFCHW, 0
-        if known is not None and known.shape[1] > shown.start:
-            given = known[:, shown.start : shown.start + size].to(x)
-            count = given.shape[1]
-            x = torch.cat([given, x[:, count:]], dim=1)
         if not part.moves:
             return _Entry(x, CLEAN, chunk, chunk, None)
         first = 0 if part.reach is None else max(0, chunk + 1 - part.reach)
         late = QUARTERS * part.step >= (QUARTERS - 1) * self.video.steps
-        return _Entry(x, 1 - part.level / 1000, chunk, first, part.chunk, part.step, late, known=count)
+        return _Entry(x, 1 - part.level / 1000, chunk, first, part.chunk, part.step, late)
 
     def _guided(self, entries: Sequence[_Entry]) -> Tensor:
         flows = torch.zeros_like(torch.cat([one.x_BFCHW for one in entries]))
