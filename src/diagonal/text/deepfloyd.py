@@ -38,7 +38,7 @@ RULES = tuple(
         (f"[{ASIAN}]+", ""),
         (f"[{DASHES}]+", "-"),
         *((f"[{signs}]", place) for signs, place in QUOTES.items()),
-        (r"&quot;?|&amp", ""),
+        (r"&(?:quot|amp);?", ""),
         (r"\b\d{1,3}(?:\.\d{1,3}){3}\b", " "),  # of the internet
         (r"\d:\d\d\s+$", ""),
         (r"\\n", " "),
