@@ -41,6 +41,7 @@ class Steps:
     table: tuple[tuple[float, ...], ...]
     context: float | None = None
     shift: float = 5.0
+    lag: int | None = None
 
     def levels(self, chunk: int) -> tuple[float, ...]:
         return self.table[min(chunk, len(self.table) - 1)]

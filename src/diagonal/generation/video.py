@@ -235,7 +235,7 @@ class VideoModel:
             solver = unipc(steps, how.shift, self.device)
             latents = sample_whole(self.model, solver, text(0), negative, how.guidance_scale, noise)
             for index, part in enumerate(latents.split(DECODED, dim=1)):
-                yield Chunk(index, DECODED * index, part, changed=False)
+                yield Chunk(index, DECODED * index, part, changed=False, calls=0 if index else total)
 
         total = 2 * steps  # with the prompt and without
         return ChunkSource(chunks, lambda chunk: 0 if chunk.index else total, total, changeable=False)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from diagonal.engine.chunks.cache import WindowCache, WindowSpec
-from diagonal.engine.chunks.denoise import DenoiseSettings, Noise
-from diagonal.engine.chunks.protocols import DiffusionModel
+from diagonal.engine.chunks.denoise import DenoiseSettings
+from diagonal.engine.chunks.protocols import DiffusionModel, Noise
 from diagonal.planning.denoising.noise import FlowTable
 from diagonal.planning.presets import Preset
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from diagonal.engine.attention import Full
 from diagonal.engine.chunks.bidirectional import velocity
 from diagonal.engine.chunks.cache import WindowCache
-from diagonal.engine.chunks.denoise import Gaussian, Gradient, Noise, denoise
+from diagonal.engine.chunks.denoise import Gaussian, Gradient, denoise
 from diagonal.engine.chunks.graphs import ChunkGraphs
-from diagonal.engine.chunks.protocols import DiffusionModel, TextKV
+from diagonal.engine.chunks.protocols import DiffusionModel, Noise, TextKV
 from diagonal.engine.chunks.rollout import cache_of, frame_tokens, settings_of, window_of
 from diagonal.engine.transfers import sent
 from diagonal.planning.denoising.noise import START, shifted
