@@ -45,7 +45,7 @@ def plan_video(name: str, variant: DiffusionVariant, request: Request, dtype: st
 
     how, codec, side = request.how(), find("tokenizers", variant.vae), variant.config.patch
     rows, cols = latent_size(*request.size(variant.size), codec.patch, side)
-    frames = latent_frames(request.num_frames or variant.frames, how, codec.stride)
+    frames = latent_frames(request.num_frames or variant.frames, how, codec)
     tokens = (rows // side) * (cols // side)
     chunks = _chunks(how, frames, tokens)
     cached = 0 if how.chunk_frames is None else max(chunk["keys"] for chunk in chunks)

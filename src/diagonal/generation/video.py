@@ -34,7 +34,7 @@ from diagonal.generation import checks
 from diagonal.generation.chunk_session import DECODED, ChunkSession, ChunkSource, PixelDecoder
 from diagonal.generation.components import NONE, VAE, Components
 from diagonal.generation.prompts import PromptTrack
-from diagonal.generation.request import Prompts, Request, latent_size, texts
+from diagonal.generation.request import Prompts, Request, frames_of, latent_size, texts
 from diagonal.generation.session import Clip, collect
 from diagonal.planning.denoising import calls
 from diagonal.planning.presets import Preset
@@ -90,13 +90,13 @@ class VideoModel:
         codec, config = self._codec(request.decoder), find("tokenizers", self.variant.vae)
         size = latent_size(height, width, config.patch, self.variant.config.patch)
         known = self._given(request)
-        frames = checks.total_latents(request, how, config.stride, 0 if known is None else known.shape[1])
+        frames = checks.total_latents(request, how, config, 0 if known is None else known.shape[1])
         pixels = PixelDecoder(codec, (height, width), self.device, request.batch is not None)
         planned = {0: request.prompt if request.prompt is not None else request.prompt_embeds, **request.prompt_at}
         prompts = PromptTrack({chunk: one for chunk, one in planned.items() if one is not None}, self._embed)
         shape = (request.batch or 1, frames, self.variant.config.channels, *size)
         make = self._chunked if how.chunk_frames is not None else self._whole
-        given_frames = 0 if known is None else 1 + (known.shape[1] - 1) * config.stride
+        given_frames = 0 if known is None else frames_of(known.shape[1], config)
         return ChunkSession(make(request, how, known, shape), prompts, pixels, request.num_frames, given_frames)
 
     def generate(
@@ -159,7 +159,7 @@ class VideoModel:
         if clip is None:
             return None
         vae, state = self._codec(VAE), dict[str, Tensor]()
-        checks.check_clip(clip, request.size(self.variant.size), vae.stride, request.batch)
+        checks.check_clip(clip, request.size(self.variant.size), vae, request.batch)
         frames = torch.from_numpy(np.ascontiguousarray(clip)).to(self.device).movedim(-1, -3)
         frames_BTCHW = frames if frames.ndim == 5 else frames[None]
         later = frames_BTCHW[:, 1:].split(DECODED * vae.stride, dim=1) if frames_BTCHW.shape[1] > 1 else ()

@@ -48,8 +48,11 @@ class Config:
         cell = self.stride * self.patch**2
         if self.width % self.heads or self.width % cell:
             raise ValueError(f"width={self.width} given; it must divide into {self.heads} heads and {cell} pixels")
-        if self.tile_frames % self.stride or self.side % self.patch:
-            raise ValueError(f"tiles of {self.tile_frames} frames of {self.side} pixels given; they must hold latents")
+        if self.tile_frames % self.stride or self.side % int(self.patch / OVERLAP):
+            raise ValueError(
+                f"tiles of {self.tile_frames} frames of {self.side} pixels given; they and a quarter of a side must be "
+                f"whole latents, of {self.stride} frames and {self.patch} pixels"
+            )
 
     @property
     def first(self) -> int:

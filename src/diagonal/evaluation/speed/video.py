@@ -200,7 +200,7 @@ def _operations(model: VideoModel, request: Request, text_rows: int) -> float:
     codec = find("tokenizers", model.variant.vae)
     rows, cols = latent_size(*request.size(model.variant.size), codec.patch, config.patch)
     frame = (rows // config.patch) * (cols // config.patch)
-    total = latent_frames(request.num_frames or 0, how, codec.stride)
+    total = latent_frames(request.num_frames or 0, how, codec)
     works = [_work(model, text_rows)]
     if how.chunk_frames is None:
         assert request.negative_prompt is not None

@@ -116,8 +116,8 @@ def diffusion_variant(name: str) -> DiffusionVariant:
 
 def in_latents(name: str, method: Distillation, num_frames: int, max_frames: int | None = None) -> Distillation:
     """The method for videos of so many frames that are scored, of rollouts of at most `max_frames`."""
-    stride = find("tokenizers", diffusion_variant(name).vae).stride
-    scored, longest = (latent_frames(one, method.preset, stride) for one in (num_frames, max_frames or num_frames))
+    codec = find("tokenizers", diffusion_variant(name).vae)
+    scored, longest = (latent_frames(one, method.preset, codec) for one in (num_frames, max_frames or num_frames))
     return replace(method, scored=scored, longest=longest)
 
 
