@@ -26,4 +26,5 @@ def recorded_model() -> Any:
 
 def chunks_of(recorded: Tensor) -> Tensor:
     """Latents (1, C, T, H, W) of a pass as chunks (B, F, C, H, W)."""
-    return recorded[0].unflatten(1, (-1, CHUNK)).permute(1, 2, 0, 3, 4)
+    chunks: Tensor = recorded[0].unflatten(1, (-1, CHUNK))
+    return chunks.permute(1, 2, 0, 3, 4)

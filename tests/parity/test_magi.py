@@ -13,6 +13,7 @@ from diagonal import checkpoints
 from diagonal.engine.pipeline.memory import Call, Finished, Seen
 from diagonal.models.magi import VARIANTS
 from diagonal.planning.denoising.quadratic import Quadratic
+from diagonal.planning.passes import is_late
 from diagonal.tokenizers import magi as vae
 from tests.conftest import golden, golden_json
 from tests.magi import CASES, CHUNK, chunks_of, recorded_model
@@ -119,9 +120,16 @@ def test_levels_and_sizes_of_steps_are_the_reference_s(table: dict[str, Any]) ->
         assert list(schedule.sizes()) == [8 / interval for interval in table["interval"]]
     else:
         assert set(schedule.sizes()) == {table["num_steps"] / 2}
-    assert [schedule.quarter(step) for step in range(table["num_steps"])] == [
-        sum(t > border - 1e-6 for border in (0.021739, 0.1, 0.3)) for t in table["t"][:-1]
-    ]
+    late = [is_late(step, schedule.steps) for step in range(schedule.steps)]
+    assert late == [t > 0.3 - 1e-6 for t in table["t"][:-1]]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=str)
+def test_a_copy_is_added_when_the_oldest_live_chunk_is_late(table: dict[str, Any]) -> None:
+    """By its step, which is what the recorded flag says; and not by its time, which is 0.3 but for rounding."""
+    for row in table["rows"]:
+        if isinstance(row, list):
+            assert is_late(row[4][0], table["num_steps"]) == bool(row[7])
 
 
 # Published names

@@ -60,6 +60,11 @@ def check_free(folder: Path) -> None:
         raise FileExistsError(f"{folder} already holds checkpoint files: {some(found)}; name another folder")
 
 
+def released(path: Path) -> list[Path]:
+    """The folders of weights in a model's folder of MAGI-1's release: of one model, in one precision each."""
+    return sorted(one for one in path.glob("inference_weight*") if one.is_dir())
+
+
 def files(path: Path) -> list[Path]:
     """The files that make up a checkpoint: itself, or those of a folder that belong together."""
     if path.is_file():

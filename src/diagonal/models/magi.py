@@ -354,6 +354,7 @@ VARIANTS = {
         fps=24,
         size=(720, 720),
         frames=96,
+        pipelined=True,
     ),
     "24b": DiffusionVariant(
         Config(dim=6144, ffn=16384, layers=48, heads=48, kv_heads=8, gated=True, copies=2, scale=0.1),
@@ -365,6 +366,7 @@ VARIANTS = {
         fps=24,
         size=(720, 1280),
         frames=96,
+        pipelined=True,
     ),
     "tiny": DiffusionVariant(
         Config(dim=64, ffn=128, layers=2, heads=4, kv_heads=2, head_dim=16, text_dim=48, text_length=16),
@@ -377,5 +379,6 @@ VARIANTS = {
         size=(32, 48),
         frames=48,
         random=True,
+        pipelined=True,
     ),
 }

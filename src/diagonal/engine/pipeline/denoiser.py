@@ -31,11 +31,11 @@ from diagonal.engine.chunks.protocols import Shown
 from diagonal.engine.pipeline.memory import Call, Finished, Seen
 from diagonal.engine.pipeline.protocols import ChunkMemory, ChunkModel, ChunkText
 from diagonal.engine.pipeline.texts import SpecialTokens, Texts
+from diagonal.planning.passes import is_late
 
 CLEAN = 0.9999  # the time at which finished chunks are shown
 CONTEXT, TEXT = 1.5, 7.5  # p and q
 NEAR = 0.7  # the part of the velocity that is not the copy's
-QUARTERS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Pipelined:
         if not part.moves:
             return _Entry(x, CLEAN, chunk, chunk, None)
         first = 0 if part.reach is None else max(0, chunk + 1 - part.reach)
-        late = QUARTERS * part.step >= (QUARTERS - 1) * self.video.steps
+        late = is_late(part.step, self.video.steps)
         return _Entry(x, 1 - part.level / 1000, chunk, first, part.chunk, part.step, late)
 
     def _guided(self, entries: Sequence[_Entry]) -> Tensor:

@@ -61,10 +61,6 @@ class Quadratic:
         quarter = OF // QUARTERS
         return (*((begin + one) / OF for begin in range(0, OF, quarter) for one in CHOSEN[self.skip]), 1.0)
 
-    def quarter(self, step: int) -> int:
-        """In which quarter of the steps one is, 0 to 3."""
-        return QUARTERS * step // self.steps
-
     def sizes(self) -> tuple[float, ...]:
         """The size of each step as a distilled model is told it: half of how many such steps a chunk would take."""
         if self.steps != SHORT:

@@ -1,0 +1,27 @@
+"""Which passes of the model a call of MAGI-1's pipeline takes, and how many.
+
+A guided call takes three: with each chunk's text, without it, and of each chunk alone. In the last quarter of a chunk's
+steps the one without text counts alone, so a call of such chunks is one pass, and so is one of finished chunks. The
+distilled model always takes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from diagonal.planning.lag import Part
+
+GUIDED, DISTILLED = "guided", "distilled"
+PIPELINES = (GUIDED, DISTILLED)
+QUARTERS = 4
+
+
+def is_late(step: int, steps: int) -> bool:
+    """Whether a step is in the last quarter of so many."""
+    return QUARTERS * step >= (QUARTERS - 1) * steps
+
+
+def passes(pipeline: str, parts: Iterable[Part], steps: int) -> int:
+    """Passes of a call with these chunks."""
+    early = any(part.moves and not is_late(part.step, steps) for part in parts)
+    return 3 if pipeline == GUIDED and early else 1
