@@ -43,7 +43,7 @@ def always(text: Tensor) -> Callable[[int], Tensor]:
 
 def plain(schedule: Any, seeds: tuple[int, ...] = (7,), **changes: Any) -> DenoiseSettings:
     """Settings of a schedule: those of the shift 8 are for the solver of many steps."""
-    made: dict[str, Any] = {"solver": (lambda: UniPC(schedule, CPU)) if schedule.shift == 8 else None} | changes
+    made: dict[str, Any] = {"solver": (lambda: UniPC(schedule)) if schedule.shift == 8 else None} | changes
     return DenoiseSettings(schedule, sigma, Gaussian(seeds, CPU), SIZE, SIDE, **made)
 
 
@@ -186,14 +186,14 @@ def test_a_lag_of_none_at_all_under_full_attention_is_the_teacher(model: Any) ->
         SIZE,
         5 * SIDE,
         sees=Sees(whole=True),
-        solver=lambda: UniPC(teacher, CPU),
+        solver=lambda: UniPC(teacher),
     )
     latents = [
         torch.cat([c.latents for c in run(Whole(model, SIZE, 1, CPU), how, always(words(0)), 5 * SIDE)], 1)
         for how in (every, one)
     ]
     close(*latents)
-    x, solver, text = noise, UniPC(teacher, CPU), model.embed_text(words(0))
+    x, solver, text = noise, UniPC(teacher), model.embed_text(words(0))
     for iteration in iterations(teacher, 1):
         (part,) = iteration.parts
         flow = model(x, solver.level(part), text, model.rope(torch.arange(5 * SIDE), 4, 6), Full())

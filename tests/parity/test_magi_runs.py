@@ -59,9 +59,7 @@ def play(name: str) -> tuple[Watched, list[Chunk], dict[str, Tensor]]:
     left = given[:, whole:]
     chunks = (noise.shape[1] - whole) // CHUNK
     sizes = schedule.sizes() if case["engine"]["distill"] else ()
-    denoiser = Watched(
-        recorded_model(), Video(chunks, schedule.steps, 5, sizes, special()), torch.device("cpu")
-    ).watch()
+    denoiser = Watched(recorded_model(), Video(chunks, schedule.steps, 5, sizes, special())).watch()
 
     def drawn(chunk: int, step: int, shape: tuple[int, ...]) -> Tensor:
         assert step == 0

@@ -12,6 +12,10 @@ from torch import Tensor, nn
 from diagonal.planning.grid import Grid, Layout
 from diagonal.planning.sampling import Sampling
 
+# Makes of a checkpoint's tensors, under their original names, those of the model: what is the same in every call may be
+# added up once. (config, tensors) -> tensors.
+Fold = Callable[[Any, Mapping[str, Tensor]], Mapping[str, Tensor]]
+
 
 class TokenConfig(Protocol):
     """The numbers of a model that its surroundings need; each model's own Config has more."""
@@ -143,6 +147,8 @@ class DiffusionVariant:
     fps: int | Fraction = 16
     size: tuple[int, int] = (480, 832)  # height and width of the frames it was trained on
     frames: int = 81  # of the videos that it was trained on
+    preset: str = "diagonal-distillation"  # how it is run, where nobody says how
+    fold: Fold | None = None  # for families whose checkpoints hold more than the model: see `Fold`
     card: str = ""  # its model card, among the project's documents
     random: bool = False  # no weights exist: loads with random ones unless told otherwise
     embedded: str = ""  # the folder of `assets` with the weights that the package ships

@@ -24,7 +24,7 @@ from diagonal.generation.request import Request, Stretch, latent_frames, latent_
 from diagonal.media.video import VideoArray
 from diagonal.planning.decoding.lossless import Lossless
 from diagonal.planning.plan import Order
-from diagonal.planning.presets import Preset
+from diagonal.planning.presets import PRESETS, Preset
 from diagonal.text.encoders import ENCODERS, OWN, embed
 
 FIT = "Resize them: diagonal.media.video.resize or cover, --resize or --crop"
@@ -190,7 +190,9 @@ def check_order(world: Described, known: int, new: int, order: Order, acts: int 
 
 def check_request(name: str, variant: DiffusionVariant, request: Request) -> None:
     """Refuse all that the model would refuse before its first call."""
+    request = request.named(variant.preset)
     how, (height, width) = request.how(), request.size(variant.size)
+    check_preset(name, variant, request)
     codec = find("tokenizers", variant.vae)
     latent_size(height, width, codec.patch, variant.config.patch)
     clip = begins_with(request)
@@ -201,6 +203,15 @@ def check_request(name: str, variant: DiffusionVariant, request: Request) -> Non
     for rows in prompts:
         if isinstance(rows, Tensor):
             check_embeds(name, variant, rows)
+
+
+def check_preset(name: str, variant: DiffusionVariant, request: Request) -> None:
+    """Refuse a preset of other models, and batches where one video is made at a time."""
+    if variant.pipelined != bool(request.how().pipeline):
+        fits = [one for one, preset in PRESETS.items() if bool(preset.pipeline) == variant.pipelined]
+        raise ValueError(f"preset {str(request.preset)!r} given; {name} runs under {', '.join(fits)}")
+    if variant.pipelined and request.batch is not None:
+        raise ValueError(f"{request.batch} prompts given; {name} makes one video at a time: ask for them one by one")
 
 
 def begins_with(request: Request) -> VideoArray | None:
@@ -237,6 +248,8 @@ def total_latents(request: Request, how: Preset, codec: Stretch, given: int) -> 
     """Latent frames of the whole video, of which so many are given; None: without end."""
     if request.num_frames is None:
         return None
+    if how.pipeline:  # what fills no chunk stands in the first new one
+        given -= given % (how.chunk_frames or 1)
     frames = latent_frames(request.num_frames, how, codec, given)
     chunks = (frames - given) // (how.chunk_frames or frames)
     late = [chunk for chunk in request.prompt_at if not 1 <= chunk < chunks]

@@ -27,14 +27,14 @@ DECODED = 3  # latent frames that are decoded together: more take memory and win
 
 @dataclass(frozen=True, slots=True)
 class ChunkSource:
-    """Where chunks come from: `chunks` runs the engine under a text, `calls` counts the model's calls for a chunk and
-    `total` for all of them, prompts that change in between apart."""
+    """Where chunks come from: `chunks` runs the engine under a text, `total` counts the model's calls for all of them,
+    prompts that change in between apart: each takes `passes`."""
 
     chunks: Callable[[Text], Iterator[Chunk]]
-    calls: Callable[[Chunk], int]
     total: int | None  # None: without end
     given_BFCHW: Tensor | None = None
     changeable: bool = True  # the prompt may change from chunk to chunk
+    passes: int = 1
 
 
 class PixelDecoder:
@@ -96,7 +96,9 @@ class ChunkSession:
     @property
     def calls(self) -> int | None:
         """Model calls that will be made, if no other prompt comes in between; None: without end."""
-        return None if self._source.total is None else self._source.total + self._prompts.known
+        if self._source.total is None:
+            return None
+        return self._source.total + self._source.passes * self._prompts.known
 
     @property
     def changes(self) -> list[Receipt]:
@@ -139,5 +141,5 @@ class ChunkSession:
             check_chunk(latents[..., -chunk.latents.shape[1] :, :, :, :], chunk.index, chunk.start)
             seconds = took.seconds(), Elapsed(began, host.mark()).seconds()
             known, given = self.given if given else 0, []
-            yield Piece(index, frames, latents, self._source.calls(chunk), *seconds, given=known)
+            yield Piece(index, frames, latents, chunk.calls, *seconds, given=known)
             index += frames.shape[-4]

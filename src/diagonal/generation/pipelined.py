@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from diagonal.engine.chunks.denoise import Chunk, Text, run
 from diagonal.engine.chunks.protocols import Noise
 from diagonal.engine.chunks.rollout import settings_of
 from diagonal.engine.pipeline.denoiser import Pipelined, Video
+from diagonal.engine.pipeline.protocols import ChunkModel
 from diagonal.engine.pipeline.texts import SpecialTokens
 from diagonal.generation.chunk_session import ChunkSource
 from diagonal.planning.denoising.quadratic import Quadratic
@@ -27,44 +26,53 @@ from diagonal.planning.presets import Preset
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Latents (1, F, C, rows, cols) that a video begins with; those of a picture are made anew."""
+    """Latents (1, F, C, rows, cols) that a video begins with: of a picture, or of a clip."""
 
     latents_BFCHW: Tensor | None = None
     picture: bool = False
 
     def whole(self, chunk: int) -> int:
-        """Of these, how many are in whole chunks."""
+        """How many of them are in whole chunks."""
         return 0 if self.latents_BFCHW is None else self.latents_BFCHW.shape[1] // chunk * chunk
 
-    @property
-    def shown(self) -> Tensor | None:
-        """What is handed out before the first new latent."""
-        return None if self.picture else self.latents_BFCHW
+    def parts(self, chunk: int) -> tuple[Tensor | None, Tensor | None]:
+        """Those in whole chunks, and those that are left over."""
+        if self.latents_BFCHW is None:
+            return None, None
+        whole = self.whole(chunk)
+        before, after = self.latents_BFCHW[:, :whole], self.latents_BFCHW[:, whole:]
+        return before if before.shape[1] else None, after if after.shape[1] else None
 
 
-def source(
-    model: Any, how: Preset, shape: tuple[Any, ...], noise: Noise, begins: Beginning, special: SpecialTokens | None
-) -> ChunkSource:
-    """The chunks of a video. `shape` is that of all its latents; None in it: without end."""
-    _, frames, _, rows, cols = shape
-    size, schedule = how.chunk_frames, how.schedule
-    assert size is not None and isinstance(schedule, Quadratic)
-    whole = begins.whole(size)
-    given = None if not whole or begins.latents_BFCHW is None else begins.latents_BFCHW[:, :whole]
-    left = None if begins.latents_BFCHW is None else begins.latents_BFCHW[:, whole:]
-    chunks = None if frames is None else (frames - whole) // size
+@dataclass(frozen=True, slots=True)
+class Piped:
+    """What is made: the preset, latent frames in all (None: without end), height and width of latents, and what stands
+    before captions."""
+
+    how: Preset
+    frames: int | None
+    size: tuple[int, int]
+    special: SpecialTokens | None = None
+
+
+def pipelined(model: ChunkModel, piped: Piped, noise: Noise, begins: Beginning) -> ChunkSource:
+    """The chunks of a video."""
+    how, frames, schedule = piped.how, piped.frames, piped.how.schedule
+    assert how.chunk_frames is not None and isinstance(schedule, Quadratic)
+    whole = begins.whole(how.chunk_frames)
+    given, left = begins.parts(how.chunk_frames)
+    chunks = None if frames is None else (frames - whole) // how.chunk_frames
     sizes = schedule.sizes() if how.pipeline == DISTILLED else ()
-    video = Video(chunks, schedule.steps, how.sees.reach[0], sizes, special)
-    settings = settings_of(how, noise, (rows, cols))
-    if left is not None and left.shape[1]:
+    video = Video(chunks, schedule.steps, how.sees.reach[0], sizes, piped.special)
+    settings = settings_of(how, noise, piped.size)
+    if left is not None:
         settings = replace(settings, pinned={0: left})
     hidden = 0 if left is None or begins.picture else left.shape[1]
-    device: torch.device = next(model.parameters()).device
 
     def made(text: Text) -> Iterator[Chunk]:
-        for chunk in run(Pipelined(model, video, device), settings, text, frames, given):
+        for chunk in run(Pipelined(model, video), settings, text, frames, given):
             cut = 0 if chunk.index else hidden
             yield replace(chunk, start=chunk.start + cut, latents=chunk.latents[:, cut:])
 
     total = None if frames is None else sum(how.calls(frames, whole))
-    return ChunkSource(made, total, begins.shown)
+    return ChunkSource(made, total, None if begins.picture else begins.latents_BFCHW)

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from diagonal.media.video import VideoArray
 from diagonal.planning import presets
+from diagonal.planning.denoising.forcing import Forcing
 from diagonal.planning.denoising.teacher import Teacher
 from diagonal.planning.presets import Preset
 
+USUAL = "diagonal-distillation"  # the preset, where neither a request nor a model says one
 DECODERS = ("vae", "preview", "none")
 Prompts = str | Sequence[str] | Tensor  # a text, or one for each sample; or embeddings ([B,] rows, width)
 
@@ -42,7 +44,7 @@ class Request:
     num_frames: int | None = None
     height: int | None = None  # of the frames; None: as the model was trained
     width: int | None = None
-    preset: str | Path | Preset = "diagonal-distillation"  # a name, or a YAML file of the Self-Forcing family
+    preset: str | Path | Preset | None = None  # a name, or a YAML file of Self-Forcing's family; None: the model's own
     schedule: str | None = None  # instead of the preset's, such as 4322222
     seed: int | Sequence[int] = 0
     generator: torch.Generator | None = None  # draws the seed, if given
@@ -52,7 +54,7 @@ class Request:
     decoder: str = "vae"  # of DECODERS
     keep_sink: bool = True  # a sink that left the window keeps the keys of the prompt before
     capture: bool = True  # on a GPU, record the model's calls and replay them
-    # Of the preset `wan` alone, which has guidance:
+    # Of presets with guidance alone, such as `wan` and `skyreels`:
     negative_prompt: str | Tensor | None = None
     guidance_scale: float | None = None
     num_inference_steps: int | None = None
@@ -100,36 +102,51 @@ class Request:
         drawn = [torch.randint(2**62, (), generator=self.generator, device=device) for _ in range(count)]
         return tuple(int(seed) for seed in drawn)
 
+    def named(self, usual: str) -> Request:
+        """The same under a model's own preset, if it says none."""
+        return self if self.preset is not None else replace(self, preset=usual)
+
     def how(self) -> Preset:
         """The preset with all that this request changes in it."""
-        preset = self.preset if isinstance(self.preset, Preset) else presets.find(str(self.preset))
+        named = USUAL if self.preset is None else self.preset
+        preset = named if isinstance(named, Preset) else presets.find(str(named))
         preset = preset if self.schedule is None else preset.with_schedule(self.schedule)
-        if preset.chunk_frames is None:
-            return self._whole(preset)
-        own = {
-            "negative_prompt": self.negative_prompt,
-            "guidance_scale": self.guidance_scale,
-            "num_inference_steps": self.num_inference_steps,
-        }
-        given = [name for name, value in own.items() if value is not None]
-        if given:
-            raise ValueError(f"{given[0]} given; only the preset wan has guidance and steps: others have a schedule")
-        if self.num_frames is None and preset.window_frames is None:
-            raise ValueError(f"num_frames is needed: without end there must be a window, as of {_named(rolling=True)}")
+        return self._guided(self._whole(preset) if preset.sees.whole else self._causal(preset))
+
+    def _causal(self, preset: Preset) -> Preset:
+        """A preset whose chunks see those before them."""
+        if self.num_frames is None and not preset.endless:
+            raise ValueError(f"num_frames is needed: without end there must be a window, as of {_named(endless=True)}")
         return preset
 
     def _whole(self, preset: Preset) -> Preset:
-        """A preset that denoises all frames at once."""
-        chunked = {"image": self.image, "video": self.video, "prompt_at": self.prompt_at or None}
+        """A preset that shows all frames in every call."""
+        chunked = {"prompt_at": self.prompt_at or None}
+        if preset.chunk_frames is None:
+            chunked |= {"image": self.image, "video": self.video}
         given = [name for name, value in chunked.items() if value is not None]
         if given:
-            raise ValueError(f"{given[0]} given; all frames at once cannot have it: take {_named(rolling=None)}")
+            raise ValueError(f"{given[0]} given; all frames at once cannot have it: take {_named(endless=False)}")
         if self.num_frames is None:
-            raise ValueError("num_frames is needed: all frames are made at once, such as 81")
-        if not isinstance(preset.schedule, Teacher):
+            raise ValueError("num_frames is needed: all frames are in every call, such as 81")
+        if preset.chunk_frames is None and not isinstance(preset.schedule, Teacher):
             raise ValueError(f"schedule {self.schedule!r} given; all frames at once take a number of steps, such as 50")
-        if self.num_inference_steps is not None:
-            preset = replace(preset, schedule=replace(preset.schedule, steps=self.num_inference_steps))
+        return preset
+
+    def _guided(self, preset: Preset) -> Preset:
+        """A preset with the guidance and the steps that are asked for, where it has them."""
+        schedule, steps = preset.schedule, self.num_inference_steps
+        guiding = {"negative_prompt": self.negative_prompt, "guidance_scale": self.guidance_scale}
+        own = guiding | {"num_inference_steps": steps}
+        given = [name for name, value in own.items() if value is not None]
+        solved = isinstance(schedule, Teacher | Forcing)
+        if given and not solved:
+            raise ValueError(
+                f"{given[0]} given; only the presets {', '.join(_solved())} have guidance and steps: others have a "
+                "schedule"
+            )
+        if steps is not None and isinstance(schedule, Teacher | Forcing):
+            preset = replace(preset, schedule=replace(schedule, steps=steps))
         return preset if self.guidance_scale is None else replace(preset, guidance_scale=self.guidance_scale)
 
     def size(self, usual: tuple[int, int]) -> tuple[int, int]:
@@ -200,7 +217,12 @@ def latent_size(height: int, width: int, patch: int, side: int) -> tuple[int, in
     return height // patch, width // patch
 
 
-def _named(rolling: bool | None) -> str:
-    """The presets that work in chunks: with a window, or any."""
-    chunked = {name: one for name, one in presets.PRESETS.items() if one.chunk_frames is not None}
-    return ", ".join(name for name, one in chunked.items() if not rolling or one.window_frames is not None)
+def _named(endless: bool) -> str:
+    """The presets that work in chunks over a cache: with a window or segments, or any."""
+    chunked = {name: one for name, one in presets.PRESETS.items() if not one.sees.whole}
+    return ", ".join(name for name, one in chunked.items() if not endless or one.endless)
+
+
+def _solved() -> list[str]:
+    """The presets of many steps."""
+    return [name for name, one in presets.PRESETS.items() if isinstance(one.schedule, Teacher | Forcing)]

@@ -247,6 +247,10 @@ class Magi(nn.Module):
         return CacheSpec(config.layers, config.kv_heads, config.head_dim, config.heads // config.kv_heads)
 
     @property
+    def device(self) -> torch.device:
+        return self._layers[0].norm.weight.device
+
+    @property
     def _layers(self) -> Sequence[Block]:
         return cast(Sequence[Block], self.blocks)  # torch's own typing does not say of what a list is
 
@@ -354,6 +358,7 @@ VARIANTS = {
         fps=24,
         size=(720, 720),
         frames=96,
+        preset="magi",
         pipelined=True,
     ),
     "24b": DiffusionVariant(
@@ -366,6 +371,7 @@ VARIANTS = {
         fps=24,
         size=(720, 1280),
         frames=96,
+        preset="magi-24b",
         pipelined=True,
     ),
     "tiny": DiffusionVariant(
@@ -378,6 +384,7 @@ VARIANTS = {
         fps=24,
         size=(32, 48),
         frames=48,
+        preset="magi-distilled",
         random=True,
         pipelined=True,
     ),

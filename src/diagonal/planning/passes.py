@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from diagonal.planning.lag import Part
+from diagonal.planning.denoising import ChunkSchedule
+from diagonal.planning.lag import Part, Sees, iterations
 
 GUIDED, DISTILLED = "guided", "distilled"
 PIPELINES = (GUIDED, DISTILLED)
@@ -25,3 +26,14 @@ def passes(pipeline: str, parts: Iterable[Part], steps: int) -> int:
     """Passes of a call with these chunks."""
     early = any(part.moves and not is_late(part.step, steps) for part in parts)
     return 3 if pipeline == GUIDED and early else 1
+
+
+def pipeline_calls(pipeline: str, schedule: ChunkSchedule, sees: Sees, chunks: int, given: int) -> list[int]:
+    """Passes for each of so many new chunks: those after the chunk before it was handed out. A chunk that is given takes
+    one."""
+    found, since = [0] * chunks, given
+    for one in iterations(schedule, chunks, sees):
+        since += passes(pipeline, one.parts, len(schedule.levels(0)))
+        for chunk in one.finished:
+            found[chunk], since = since, 0
+    return found

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from diagonal.engine.chunks.protocols import Noise
@@ -64,7 +63,6 @@ class UniPC:
     """diffusers' UniPC over as many steps as the schedule has. Its levels are the schedule's in whole timesteps."""
 
     schedule: ChunkSchedule
-    device: torch.device
     _chunks: dict[int, Any] = field(default_factory=dict)  # the solver of each chunk that is under way
 
     def level(self, part: Part) -> float:
@@ -79,12 +77,12 @@ class UniPC:
 
     def _solver(self, chunk: int) -> Any:
         if chunk not in self._chunks:
-            self._chunks[chunk] = unipc(len(self.schedule.levels(chunk)), self.schedule.shift, self.device)
+            self._chunks[chunk] = unipc(len(self.schedule.levels(chunk)), self.schedule.shift)
         return self._chunks[chunk]
 
 
-def unipc(steps: int, shift: float, device: torch.device) -> Any:
-    """diffusers' UniPC for flow matching, as Wan is published with."""
+def unipc(steps: int, shift: float) -> Any:
+    """diffusers' UniPC for flow matching, as Wan is published with. Its table stays on the CPU: nobody waits for a GPU."""
     try:
         import diffusers
     except ImportError as error:
@@ -93,7 +91,7 @@ def unipc(steps: int, shift: float, device: torch.device) -> Any:
     scheduler = schedulers.UniPCMultistepScheduler(
         prediction_type="flow_prediction", use_flow_sigmas=True, num_train_timesteps=1000, flow_shift=shift
     )
-    scheduler.set_timesteps(steps, device=device)
+    scheduler.set_timesteps(steps)
     return scheduler
 
 

@@ -69,8 +69,8 @@ class Pipelined:
 
     batch, window = 1, 0
 
-    def __init__(self, model: ChunkModel, video: Video, device: torch.device) -> None:
-        self.model, self.video, self.device = model, video, device
+    def __init__(self, model: ChunkModel, video: Video) -> None:
+        self.model, self.video, self.device = model, video, model.device
         self.calls = 0
         self.finished = Finished()
         self._texts = Texts(model, video.chunks, video.special)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from diagonal.engine.heads import Rope
@@ -37,6 +38,8 @@ class ChunkModel(Protocol):
     def config(self) -> ChunkConfig: ...
     @property
     def cache_spec(self) -> CacheSpec: ...
+    @property
+    def device(self) -> torch.device: ...
 
     def embed_text(self, text_LC: Tensor) -> ChunkText:
         """Keys and values of a text for every layer."""
