@@ -29,7 +29,8 @@ def model() -> Any:
 
 def published_names(model: Any) -> dict[str, Tensor]:
     """The tensors under the names of the release."""
-    state, found = model.state_dict(), {}
+    state = model.state_dict()
+    found: dict[str, Tensor] = {}
     for ours, theirs in Magi.weight_map.keys.items():
         for layer in range(model.config.layers) if "blocks" in ours else [None]:
             for rest in ("weight", "bias", "0.weight", "0.bias", "2.weight", "2.bias"):

@@ -167,7 +167,7 @@ class VideoModel:
         frames = torch.from_numpy(np.ascontiguousarray(clip)).to(self.device).movedim(-1, -3)
         frames_BTCHW = frames if frames.ndim == 5 else frames[None]
         if vae.first > 1:  # not causal
-            latents = vae.encode(frames_BTCHW).float()
+            latents: Tensor = vae.encode(frames_BTCHW).float()
         else:
             later = frames_BTCHW[:, 1:].split(DECODED * vae.stride, dim=1) if frames_BTCHW.shape[1] > 1 else ()
             latents = torch.cat([vae.encode(part, state) for part in (frames_BTCHW[:, :1], *later)], dim=1).float()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diagonal.engine.pipeline.protocols import ChunkModel, ChunkText
 
+SPECIAL = 2  # tokens before a caption
 DURATIONS = 8  # tokens that say how many chunks follow: 0 to 7 or more
 
 
@@ -42,7 +43,11 @@ class Texts:
         if text_BLC.ndim != 3 or len(text_BLC) != 1:
             raise ValueError(f"prompt embeddings of shape {tuple(text_BLC.shape)} given; one video is made at a time")
         rows = text_BLC[0].ne(0).any(-1).nonzero()
-        self._captions[chunk] = text_BLC[0, : int(rows[-1]) + 1 if len(rows) else 1]
+        count = int(rows[-1]) + 1 if len(rows) else 1
+        most = self._model.config.text_length - SPECIAL
+        if self._special is not None and count > most:
+            raise ValueError(f"{count} rows of a prompt given beside {SPECIAL} special tokens; {most} fit: shorten it")
+        self._captions[chunk] = text_BLC[0, :count]
 
     @property
     def none(self) -> ChunkText:
