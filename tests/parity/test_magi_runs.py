@@ -17,6 +17,7 @@ from diagonal.engine.pipeline.texts import SpecialTokens
 from diagonal.planning.denoising.noise import FlowTable
 from diagonal.planning.denoising.quadratic import Quadratic
 from diagonal.planning.lag import Sees
+from diagonal.planning.passes import most_kept
 from tests.conftest import golden
 from tests.magi import CASES, CHUNK, recorded_model
 
@@ -118,12 +119,16 @@ def test_every_pass_has_the_recorded_chunks(name: str) -> None:
         )
 
 
-def test_of_a_window_of_four_one_finished_chunk_is_kept_and_of_one_alone_four() -> None:
-    denoiser, chunks, _ = play("generate_base")
-    full = [kept for kept, seen in zip(denoiser.kept, denoiser.seen, strict=True) if seen[-1][0] == len(chunks) - 1]
-    assert all(len(kept) <= 1 for kept in full)
-    denoiser, _, _ = play("generate_window_1")
-    assert max(map(len, denoiser.kept)) == 2  # of three chunks
+@pytest.mark.parametrize("name", RUNS)
+def test_no_finished_chunk_is_kept_that_is_not_read_again(name: str) -> None:
+    """Of a window of four one is, once four are live."""
+    denoiser, chunks, data = play(name)
+    runtime, given = CASES[name]["runtime"], data["prefix"].shape[2] // CHUNK if "prefix" in data else 0
+    schedule = Quadratic(runtime["num_steps"], runtime["window_size"])
+    kept = list(map(len, denoiser.kept))
+    assert max(kept) == most_kept(schedule, SEES, len(chunks), given)
+    if runtime["window_size"] == 4:
+        assert kept[-1] <= 1
 
 
 @pytest.mark.parametrize(("name", "calls"), [("generate_base", 44), ("generate_distill_8", 12), ("generate_v2v", 33)])

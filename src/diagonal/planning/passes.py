@@ -29,11 +29,23 @@ def passes(pipeline: str, parts: Iterable[Part], steps: int) -> int:
 
 
 def pipeline_calls(pipeline: str, schedule: ChunkSchedule, sees: Sees, chunks: int, given: int) -> list[int]:
-    """Passes for each of so many new chunks: those after the chunk before it was handed out. A chunk that is given takes
-    one."""
+    """Passes for each of so many new chunks: those after the chunk before it was handed out. A given chunk takes one."""
     found, since = [0] * chunks, given
     for one in iterations(schedule, chunks, sees):
         since += passes(pipeline, one.parts, len(schedule.levels(0)))
         for chunk in one.finished:
             found[chunk], since = since, 0
     return found
+
+
+def most_kept(schedule: ChunkSchedule, sees: Sees, chunks: int, given: int = 0) -> int:
+    """Finished chunks whose keys and values are in memory at once, at most: those that are read by a chunk in a call or
+    by the next one."""
+    most = min(given, sees.reach[0] - 1)
+    for one in iterations(schedule, chunks, sees):
+        live = [part for part in one.parts if part.moves]
+        reads = [part.chunk + 1 - (part.reach or 1) for part in live]
+        if live[-1].chunk < chunks - 1:
+            reads.append(live[-1].chunk + 2 - sees.reach[0])
+        most = max(most, live[0].chunk - max(min(reads), -given))
+    return most

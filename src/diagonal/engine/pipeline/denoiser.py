@@ -90,13 +90,13 @@ class Pipelined:
     def velocities(self, shown: Sequence[Shown], carries: bool) -> Sequence[Tensor]:
         """The velocity noise - x0 of each."""
         entries = [self._entry(one) for one in shown]
+        self._give_up(entries)
         with sdpa_kernel(WIDE, set_priority=True):
             flows = self._distilled(entries) if self.video.sizes else self._guided(entries)
-        self._give_up(entries)
         return [-flow for flow in flows.split(1)]
 
     def _give_up(self, entries: Sequence[_Entry]) -> None:
-        """Keep what is read again: by live chunks, and by the next one, if one comes."""
+        """Keep what is read from now on: by these chunks, and by the next one, if one comes."""
         texts = [one.text for one in entries if one.text is not None]
         reads = [one.first for one in entries if one.text is not None]
         if self.video.chunks is None or not texts or texts[-1] < self.video.chunks - 1:
