@@ -161,6 +161,15 @@ def test_a_cast_leaves_what_is_precise_in_float32(model: Any) -> None:
         assert torch.equal(cast.state_dict()[name], model.state_dict()[name]), name
 
 
+def test_what_is_precise_is_in_float32_however_it_was_stored(model: Any) -> None:
+    with torch.device("meta"):
+        stored = TINY.config.build()
+    checkpoints.load(stored, {key: value.bfloat16() for key, value in model.state_dict().items()}, "magi/tiny")
+    stored.to(dtype=torch.bfloat16)
+    assert stored.embed.weight.dtype == stored.blocks[0].q_norm.weight.dtype == torch.float32
+    assert torch.equal(stored.embed.weight, model.embed.weight.bfloat16().float())
+
+
 def test_saved_weights_are_read_again(tmp_path: Path, model: Any) -> None:
     checkpoints.save({"transformer": model}, tmp_path / "model.safetensors", {})
     with torch.device("meta"):

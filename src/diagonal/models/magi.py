@@ -255,12 +255,12 @@ class Magi(nn.Module):
         return cast(Sequence[Block], self.blocks)  # torch's own typing does not say of what a list is
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """What every move or cast goes through: what is precise keeps its dtype."""
+        """What every move or cast goes through: what is precise is in float32 after it, however it was stored."""
         kept = {name: one.data for name, one in self.named_parameters() if _precise(name)}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, one in self.named_parameters():
-            if name in kept and one.dtype != kept[name].dtype:
-                one.data = kept[name].to(one.device)
+            if name in kept and one.dtype != torch.float32:
+                one.data = kept[name].to(one.device, torch.float32)
         return self
 
     def embed_text(self, text_LC: Tensor) -> ChunkText:

@@ -112,7 +112,7 @@ def diffusion_variant(name: str) -> DiffusionVariant:
     if not isinstance(found, DiffusionVariant):
         raise ValueError(f"{name} is a model of tokens; distillation needs one that denoises, such as wan/tiny")
     if found.pipelined:
-        raise ValueError(f"{name} denoises chunks together and is not trained here; take wan/1.3b, wan/tiny or doom-t2v")
+        raise ValueError(f"{name} denoises chunks together and is not trained here; take wan/tiny or doom-t2v")
     return found
 
 
