@@ -36,7 +36,8 @@ def _clip(frames: int, seed: int = 0) -> Any:
 
 
 def _request(**changes: Any) -> Request:
-    return Request(**({"prompt": "a red cat", "num_frames": 48, "schedule": FAST} | changes))
+    given: dict[str, Any] = {"prompt": "a red cat", "num_frames": 48, "schedule": FAST}
+    return Request(**(given | changes))
 
 
 @pytest.mark.parametrize("preset", ["magi", "magi-distilled"])

@@ -97,7 +97,7 @@ def words(count: int) -> Tensor:
 
 def test_each_chunk_is_told_the_newest_caption_without_its_padding() -> None:
     model: Any = Spoken()
-    texts = Texts(model, chunks=6, special=None)
+    texts: Any = Texts(model, chunks=6, special=None)
     texts.say(0, words(3))
     texts.say(2, words(5))
     assert [texts.of(chunk) for chunk in (0, 1, 2, 3)] == [[1], [1], [2], [2]]
@@ -109,7 +109,7 @@ def test_each_chunk_is_told_the_newest_caption_without_its_padding() -> None:
 def test_special_tokens_make_a_text_of_their_own_for_each_of_the_last_chunks() -> None:
     model: Any = Spoken()
     special = SpecialTokens(torch.arange(8.0)[:, None].expand(8, 4) + 10, torch.full((4,), 99.0))
-    texts = Texts(model, chunks=10, special=special)
+    texts: Any = Texts(model, chunks=10, special=special)
     texts.say(0, words(2))
     told = [texts.of(chunk) for chunk in range(10)]
     assert told[0] == told[1] == told[2] and len({one[0] for one in told}) == 8
