@@ -77,7 +77,12 @@ def test_the_presets_are_what_was_released() -> None:
     assert find("frame-wise").chunk_frames == 1
     assert [len(find("frame-wise").schedule.levels(chunk)) for chunk in range(3)] == [4, 2, 2]
     assert find("wan").chunk_frames is None and len(find("wan").schedule.levels(0)) == 50
-    assert [name for name, preset in PRESETS.items() if preset.guided] == ["wan", "skyreels", "skyreels-full"]
+    assert [name for name, preset in PRESETS.items() if preset.guided] == [
+        "wan",
+        "skyreels",
+        "skyreels-full",
+        "skyreels-sync",
+    ]
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:

@@ -446,7 +446,7 @@ def test_a_tokenizer_is_no_part_of_a_diffusion_model() -> None:
         ({"schedule": "4302"}, "steps '4302' given"),
         ({"decoder": "nonsense"}, "decoder 'nonsense' is not known; known: vae, preview, none"),
         ({"seed": -1}, "seed -1 given"),
-        ({"guidance_scale": 3.0}, "only the presets wan, skyreels, skyreels-full have guidance"),
+        ({"guidance_scale": 3.0}, "only the presets wan, skyreels, skyreels-full, skyreels-sync have guidance"),
         ({"num_frames": None, "preset": "self-forcing"}, "of diagonal-distillation, infinity"),
         ({"num_frames": None, "preset": "wan"}, "num_frames is needed"),
         ({"preset": "wan", "schedule": "diagonal"}, "take a number of steps"),

@@ -223,7 +223,7 @@ def video(
         **chosen(denoising, "schedule", "guidance_scale", "num_inference_steps", "keep_sink"),
         **chosen(shown, "negative_prompt") | chosen(size, "height", "width") | chosen(drawn, "seed"),
         **chosen(output, "decoder", "capture") | read_preset(denoising.preset),
-    )
+    ).named(variant.preset)
     _check(name, variant, source, computing, request)
     marking = signing.marking(None if many is not None else output.out_path)
     if many is not None:

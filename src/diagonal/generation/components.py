@@ -8,9 +8,9 @@ transformer alone, and what `VideoModel.save_pretrained` writes. Each may be a p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch import Tensor
 from diagonal import checkpoints
 from diagonal.catalog.names import find
 from diagonal.catalog.variants import DiffusionVariant, WeightMap
+from diagonal.checkpoints.described import check_described
 from diagonal.checkpoints.lora import PREFIX, merge_lora
 from diagonal.engine.pipeline.texts import SpecialTokens
 from diagonal.text import special_tokens, umt5
@@ -100,6 +101,8 @@ def published(name: str, variant: DiffusionVariant, source: Weights) -> Componen
         raise ValueError(f"preview {str(source.preview)!r} given; {name} has no other decoder than its VAE")
     folder = checkpoints.locate(source.transformer, folders=(TRANSFORMER, VAE))
     within, special = _within(folder), _special(variant, source)
+    if within.is_dir():
+        check_described(within, asdict(cast(Any, variant.config)), name)
     with torch.device("meta"):
         transformer: Any = variant.config.build()
     state = checkpoints.read(within, source.part)
@@ -112,6 +115,8 @@ def published(name: str, variant: DiffusionVariant, source: Weights) -> Componen
         raise ValueError(f"{source.transformer} has keys that belong to no part of {name}: {checkpoints.some(extra)}")
     for file in source.lora:
         state = _with_lora(state, file, source.lora_scale, transformer.weight_map)
+    if variant.fold is not None:
+        state = _folded(variant, state, transformer.weight_map)
     checkpoints.load(transformer, state, name)
     place = source.vae or next((path for path in (folder / VAE, folder / VAE_FILE) if path.exists()), None)
     if place is None and not rest and source.preview is None:
@@ -171,10 +176,22 @@ def _filled(name: str, state: Mapping[str, Tensor]) -> Any:
 
 def _with_lora(state: Mapping[str, Tensor], file: str | Path, scale: float, names: WeightMap) -> checkpoints.State:
     """A transformer's state under its original names, with a LoRA merged, whatever names both had."""
-    strip = len(checkpoints.prefix(state, names))
-    own = {key[strip:]: value for key, value in state.items() if key.startswith(checkpoints.prefix(state, names))}
     lora = {PREFIX.sub("", key): value for key, value in checkpoints.read(file).items()}
-    return merge_lora(checkpoints.rename(own, names.aliases), checkpoints.rename(lora, names.aliases), scale)
+    return merge_lora(_original(state, names), checkpoints.rename(lora, names.aliases), scale)
+
+
+def _folded(variant: DiffusionVariant, state: Mapping[str, Tensor], names: WeightMap) -> checkpoints.State:
+    """A transformer's state under its original names, without what its family folds into others."""
+    assert variant.fold is not None
+    return dict(variant.fold(variant.config, _original(state, names)))
+
+
+def _original(state: Mapping[str, Tensor], names: WeightMap) -> checkpoints.State:
+    """The tensors of the transformer among those of a file, under their original names."""
+    own = checkpoints.prefix(state, names)
+    return checkpoints.rename(
+        {key[len(own) :]: value for key, value in state.items() if key.startswith(own)}, names.aliases
+    )
 
 
 def _encoder(variant: DiffusionVariant, source: Weights, folder: Path | None) -> Encoder:

@@ -116,7 +116,7 @@ class VideoEstimate:
 
 
 def estimate_video(variant: DiffusionVariant, cached: int, dtype: torch.dtype, texts: int = 1) -> VideoEstimate:
-    """The memory of a diffusion model with so many tokens in its cache, and so many texts at once."""
+    """The memory of a diffusion model with so many tokens in its caches, and keys of so many prompts."""
     with torch.device("meta"):
         model, vae = (one.build().to(dtype) for one in (variant.config, find("tokenizers", variant.vae)))
     spec = cast(CacheSpec, model.cache_spec)

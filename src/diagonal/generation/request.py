@@ -44,7 +44,7 @@ class Request:
     num_frames: int | None = None
     height: int | None = None  # of the frames; None: as the model was trained
     width: int | None = None
-    preset: str | Path | Preset | None = None  # a name, or a YAML file of Self-Forcing's family; None: the model's own
+    preset: str | Path | Preset | None = None  # a name, a YAML file of the Self-Forcing family; None: the model's own
     schedule: str | None = None  # instead of the preset's, such as 4322222
     seed: int | Sequence[int] = 0
     generator: torch.Generator | None = None  # draws the seed, if given

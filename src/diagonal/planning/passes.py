@@ -29,7 +29,7 @@ def passes(pipeline: str, parts: Iterable[Part], steps: int) -> int:
 
 
 def pipeline_calls(pipeline: str, schedule: ChunkSchedule, sees: Sees, chunks: int, given: int) -> list[int]:
-    """Passes for each of so many new chunks: those after the chunk before it was handed out. A given chunk takes one."""
+    """Passes for each of so many new chunks: those after the chunk before it was handed out. A given one takes one."""
     found, since = [0] * chunks, given
     for one in iterations(schedule, chunks, sees):
         since += passes(pipeline, one.parts, len(schedule.levels(0)))

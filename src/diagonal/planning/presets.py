@@ -25,8 +25,8 @@ from diagonal.planning.lag import SEES_ALL, Sees
 from diagonal.planning.passes import DISTILLED, GUIDED, PIPELINES, pipeline_calls
 from diagonal.planning.segments import Cut
 
-RENOISE, UNIPC, EULER = "renoise", "unipc", "euler"
-SOLVERS = (RENOISE, UNIPC, EULER)
+RENOISE, UNIPC, UNIPC_IN_PLACE, EULER = "renoise", "unipc", "unipc-in-place", "euler"
+SOLVERS = (RENOISE, UNIPC, UNIPC_IN_PLACE, EULER)
 WHOLE = Sees(whole=True)
 
 
@@ -41,7 +41,7 @@ class Preset:
     relative_rope: bool = False  # positions are counted in the window, so that no video is too long for them
     guidance_scale: float = 1.0  # 1: without classifier-free guidance
     sees: Sees = SEES_ALL  # what a chunk sees of what the window holds, or of the whole video
-    solver: str = RENOISE  # between levels: noise drawn afresh, diffusers' UniPC, or straight steps
+    solver: str = RENOISE  # between levels: of SOLVERS, see `engine.chunks.solvers`
     pipeline: str = ""  # of PIPELINES: how chunks that are in a call together are guided, each at its own level
     segment_frames: int | None = None  # longer videos are made in segments, each with positions from 0; None: in one
     overlap_frames: int = 0  # latent frames that a segment begins with, from the end of the one before
@@ -64,7 +64,7 @@ class Preset:
             raise ValueError("a lag given with relative positions: chunks that overlap have no one place of the sink")
         if self.solver not in SOLVERS:
             raise ValueError(f"solver {self.solver!r} is not known; known: {', '.join(SOLVERS)}")
-        if self.solver == UNIPC and not isinstance(self.schedule, Teacher | Forcing):
+        if self.solver in (UNIPC, UNIPC_IN_PLACE) and not isinstance(self.schedule, Teacher | Forcing):
             raise ValueError(
                 f"schedule {spec(self.schedule)!r} given; presets with a solver take a number of steps, such as 30, or "
                 "forcing:steps=30,lag=5"
@@ -96,7 +96,7 @@ class Preset:
         return Cut(self.chunk_frames or 1, self.segment_frames, self.overlap_frames)
 
     def for_frames(self, frames: int | None) -> Preset:
-        """The same for a video of so many latent frames: of which all are one chunk, where there are no smaller ones."""
+        """The same for a video of so many latent frames: all of them are one chunk, where there are no smaller ones."""
         return self if self.chunk_frames is not None or frames is None else replace(self, chunk_frames=frames)
 
     def calls(self, frames: int, given: int = 0) -> list[int]:
@@ -163,7 +163,7 @@ _SKYREELS = Preset(
     Forcing(),
     chunk_frames=5,
     guidance_scale=6.0,
-    solver=UNIPC,
+    solver=UNIPC_IN_PLACE,
     segment_frames=25,
     overlap_frames=5,
     overlap_level=20.0,
@@ -189,6 +189,8 @@ PRESETS = {
     "magi-24b": _magi(32, GUIDED),
     "magi-distilled": _magi(16, DISTILLED),
     "skyreels-full": replace(_SKYREELS, sees=WHOLE),  # as its authors run it: all latents in every call
+    # Their other mode: all latents at one level, in videos of any length that the model can see at once.
+    "skyreels-sync": Preset(Teacher(30), chunk_frames=None, guidance_scale=6.0, sees=WHOLE, solver=UNIPC_IN_PLACE),
 }
 
 

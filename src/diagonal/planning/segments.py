@@ -33,8 +33,8 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a video is cut: latent frames of a chunk, of a segment at most (None: all in one), and of what a segment knows
-    of the one before."""
+    """How a video is cut: latent frames of a chunk, of a segment at most (None: all in one), and of what a segment
+    knows of the one before."""
 
     chunk: int
     frames: int | None = None
@@ -54,13 +54,19 @@ class Cut:
             yield Segment(made - known, known, made + new, chunk)
             made, known, chunk = made + new, self.overlap, chunk + new // self.chunk
 
+    @staticmethod
+    def parts(known: int, chunk: int) -> list[int]:
+        """The chunks in which known latent frames are shown: a shorter one first, where they do not divide."""
+        first = known % chunk
+        return [first] * bool(first) + [chunk] * (known // chunk)
+
     def calls(self, schedule: ChunkSchedule, sees: Sees, frames: int, given: int = 0) -> list[int]:
-        """Calls for each chunk of a video: those after the chunk before it was handed out. What a segment knows is shown
-        in chunks too, but where all is seen in every call."""
+        """Calls for each chunk of a video: those after the chunk before it was handed out. What a segment knows is
+        shown in chunks too, but where all is seen in every call."""
         found = []
         for one in self.segments(frames, given):
             assert one.frames is not None
             counts = calls_between(schedule, (one.frames - one.known) // self.chunk, sees)
-            counts[0] += 0 if sees.whole else -(-one.known // self.chunk)
+            counts[0] += 0 if sees.whole else len(self.parts(one.known, self.chunk))
             found += counts
         return found

@@ -1,5 +1,5 @@
-"""The bidirectional model that causal ones are distilled from, in training: the whole video in one call. Inference runs it
-by the loop of all (`denoise.run` with `denoisers.Whole`)."""
+"""The bidirectional model that causal ones are distilled from, in training: the whole video in one call. Inference runs
+it by the loop of all (`denoise.run` with `denoisers.Whole`)."""
 
 from __future__ import annotations
 

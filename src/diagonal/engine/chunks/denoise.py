@@ -30,6 +30,7 @@ from diagonal.engine.chunks.protocols import Denoiser, DiffusionModel, Noise, Sh
 from diagonal.engine.chunks.solvers import Renoise, Solver, noised
 from diagonal.planning.denoising import ChunkSchedule
 from diagonal.planning.lag import WAITS, Iteration, Part, Sees, iterations, overlaps
+from diagonal.planning.segments import Cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,9 +240,7 @@ class _Run:
             raise ValueError(f"latents of shape {tuple(latents_BFCHW.shape)} given to begin with; {shape} is needed")
         _check(latents_BFCHW, "the given latents")
         latents_BFCHW, size = latents_BFCHW.to(self.denoiser.device, torch.float32), self.settings.chunk_frames
-        first = latents_BFCHW.shape[1] % size
-        both = (latents_BFCHW[:, :first], latents_BFCHW[:, first:])
-        parts = [part for side in both for part in side.split(size, 1) if part.shape[1]]
+        parts = latents_BFCHW.split(Cut.parts(latents_BFCHW.shape[1], size), 1)
         draws, level, reach = self._steps(0) + 2, self.settings.given_level, self.settings.sees.context_reach
         for index, clean in enumerate(parts):
             part = Part(index - len(parts), 0, level, reach, moves=False)

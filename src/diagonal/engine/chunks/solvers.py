@@ -60,9 +60,15 @@ class Euler:
 
 @dataclass(slots=True)
 class UniPC:
-    """diffusers' UniPC over as many steps as the schedule has. Its levels are the schedule's in whole timesteps."""
+    """diffusers' UniPC over as many steps as the schedule has. Its levels are the schedule's in whole timesteps.
+
+    `in_place`: as the published pipelines of SkyReels-V2 use it. They write the new latents over those that the solver
+    has kept of the first step, so that its correction in the second starts from the wrong ones; later steps are not
+    touched by it. Videos with and without differ.
+    """
 
     schedule: ChunkSchedule
+    in_place: bool = False
     _chunks: dict[int, Any] = field(default_factory=dict)  # the solver of each chunk that is under way
 
     def level(self, part: Part) -> float:
@@ -71,6 +77,8 @@ class UniPC:
     def step(self, part: Part, x_BFCHW: Tensor, velocity_BFCHW: Tensor, following: float | None) -> Tensor:
         solver = self._solver(part.chunk)
         moved: Tensor = solver.step(velocity_BFCHW, solver.timesteps[part.step], x_BFCHW, return_dict=False)[0]
+        if part.step == 0 and self.in_place:
+            solver.last_sample = moved
         if following is None:
             del self._chunks[part.chunk]
         return moved
@@ -82,7 +90,8 @@ class UniPC:
 
 
 def unipc(steps: int, shift: float) -> Any:
-    """diffusers' UniPC for flow matching, as Wan is published with. Its table stays on the CPU: nobody waits for a GPU."""
+    """diffusers' UniPC for flow matching, as Wan is published with. Its table stays on the CPU: reading it waits for no
+    GPU."""
     try:
         import diffusers
     except ImportError as error:

@@ -164,9 +164,11 @@ def levels_met(presets: tuple[Preset, ...], chunk: int) -> list[tuple[float, flo
 
 
 def check_frames(preset: Preset, frames: int) -> None:
-    """Refuse a preset that is no chunk schedule, and videos that do not divide into its chunks."""
+    """Refuse a preset that is no chunk schedule, or whose chunks overlap, and videos that do not divide into them."""
     if preset.chunk_frames is None:
         raise ValueError("the preset has no chunks: it is a teacher's; take one such as diagonal-distillation")
+    if preset.schedule.lag is not None:
+        raise ValueError(f"lag={preset.schedule.lag} given; training makes one chunk after the other: leave it out")
     if frames % preset.chunk_frames or frames < 1:
         raise ValueError(
             f"videos of {frames} latent frames given; they must divide into chunks of {preset.chunk_frames}"
