@@ -35,9 +35,10 @@ DEFINITION = """\
 step                one call of the transformer with the noise before it; batch 1; text embeddings are there already.
                     The preset wan makes all frames at once, one chunk. Presets with guidance make two calls at each
                     noise level, one with the prompt and one with the negative prompt. Under a lag a call takes several
-                    chunks, and counts for the first of them that is done
+                    chunks, and counts for the first of them that is done. Of MAGI-1 each pass of a call is one here
 text_rows           rows of the prompt's embeddings. The padding behind them is attended to as well; as it is the same
-                    row again and again, all of it is one key in floor_ms. A negative prompt that is not given has one
+                    row again and again, all of it is one key in floor_ms. A negative prompt that is not given has one.
+                    MAGI-1 sees no padding
 ms_per_step         milliseconds of a chunk over its calls, median over all chunks and repeats; by_chunk_ms: mean of
                     each chunk; mean_ms: mean of all calls. Nothing is decoded meanwhile
 floor_ms            operations of a call (products and attention), on average, over tflops
