@@ -16,14 +16,15 @@ from diagonal.engine.chunks.cache import WindowSpec
 from diagonal.engine.chunks.denoise import DenoiseSettings, Gaussian, Gradient, denoise, run, windowed
 from diagonal.engine.chunks.denoisers import Guidance, Whole
 from diagonal.engine.chunks.masks import block_causal
+from diagonal.engine.chunks.protocols import Memory, Rope, TextKV
 from diagonal.engine.chunks.solvers import Euler, Renoise, UniPC
 from diagonal.planning.denoising import parse
 from diagonal.planning.lag import Part, Sees, iterations, most_together
-from tests.wan import SIZE, TOKENS, Recorder, Steps, new_cache, recorded_model, sigma
+from tests.wan import SIZE, TOKENS, Steps, new_cache, recorded_model, sigma
 
 CPU = torch.device("cpu")
 SIDE = 2  # latent frames of a chunk
-FORCING = parse("forcing:steps=6,lag=2")
+FORCING: Any = parse("forcing:steps=6,lag=2")
 RENOISED = Steps(((1000.0, 900.0, 700.0, 400.0), (1000.0, 700.0, 400.0), (1000.0, 400.0)), lag=1)
 NOISED = replace(RENOISED, context=200.0, lag=2)
 
@@ -31,6 +32,24 @@ NOISED = replace(RENOISED, context=200.0, lag=2)
 @pytest.fixture(scope="module")
 def model() -> Any:
     return recorded_model()
+
+
+class Watched:
+    """A model that keeps what its calls are shown, at which levels, and what comes."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.config, self.cache_spec = model, model.config, model.cache_spec
+        self.embed_text, self.rope, self.rotate = model.embed_text, model.rope, model.rotate
+        self.shown: list[Tensor] = []
+        self.levels: list[Any] = []
+        self.flows: list[Tensor] = []
+
+    def __call__(self, x_BFCHW: Tensor, level: float | Tensor, text: TextKV, rope: Rope, memory: Memory) -> Tensor:
+        flow: Tensor = self.model(x_BFCHW, level, text, rope, memory)
+        self.shown.append(x_BFCHW)
+        self.levels.append(level)
+        self.flows.append(flow)
+        return flow
 
 
 def words(seed: int, batch: int = 1) -> Tensor:
@@ -133,7 +152,7 @@ def test_each_chunk_sees_what_its_own_window_holds(model: Any, window: WindowSpe
 @pytest.mark.parametrize("reach", [(1,), (2, 1), (3, 2, 1)])
 def test_how_far_a_chunk_sees_may_change_with_its_steps(model: Any, reach: tuple[int, ...]) -> None:
     """What it does not see cannot change it: other noise in chunks beyond its reach leaves it as it is."""
-    schedule = parse("forcing:steps=6,lag=2")
+    schedule = FORCING
     settings = plain(schedule, sees=Sees(reach, context_reach=1))
     first = made(model, settings)
 
@@ -192,7 +211,7 @@ def test_a_lag_of_none_at_all_under_full_attention_is_the_teacher(model: Any) ->
         torch.cat([c.latents for c in run(Whole(model, SIZE, 1, CPU), how, always(words(0)), 5 * SIDE)], 1)
         for how in (every, one)
     ]
-    close(*latents)
+    close(latents[0], latents[1])
     x, solver, text = noise, UniPC(teacher), model.embed_text(words(0))
     for iteration in iterations(teacher, 1):
         (part,) = iteration.parts
@@ -231,19 +250,12 @@ def test_a_stream_without_end_is_a_batch_run_and_samples_do_not_know_of_each_oth
 
 
 def test_chunks_are_handed_out_as_they_finish(model: Any) -> None:
-    recorder = Recorder(model)
-    recorder.level = []
-
-    def called(x: Tensor, level: Any, *rest: Any) -> Tensor:
-        recorder.level.append(x.shape[1] // SIDE)
-        return model(x, level, *rest)
-
-    recorder.__class__ = type("Counting", (Recorder,), {"__call__": lambda self, *call: called(*call)})
-    seen = []
-    for chunk in denoise(recorder, new_cache(model, WindowSpec(10)), plain(FORCING), always(words(0)), 10):
-        seen.append((chunk.index, chunk.calls, len(recorder.level)))
+    watched, seen = Watched(model), []
+    for chunk in denoise(watched, new_cache(model, WindowSpec(10)), plain(FORCING), always(words(0)), 10):
+        seen.append((chunk.index, chunk.calls, len(watched.shown)))
     assert seen == [(0, 6, 6), (1, 2, 8), (2, 2, 10), (3, 2, 12), (4, 2, 14)]
-    assert recorder.level == [1, 1, 2, 2, 3, 3, 4, 3, 4, 3, 3, 2, 2, 1]  # with the one that is shown for the cache
+    chunks = [x.shape[1] // SIDE for x in watched.shown]
+    assert chunks == [1, 1, 2, 2, 3, 3, 4, 3, 4, 3, 3, 2, 2, 1]  # with those that are shown for the cache
 
 
 @pytest.mark.parametrize("known", [SIDE, 1, 3])
@@ -261,19 +273,11 @@ def test_given_latents_are_seen_clean_by_all_that_follows(model: Any, known: int
 
 def test_under_full_attention_what_is_given_stays_in_every_call(model: Any) -> None:
     given = torch.randn(1, 3, 16, *SIZE, generator=torch.Generator().manual_seed(3))
-    settings, recorder = plain(FORCING, sees=Sees(whole=True)), Recorder(model)
-    levels: list[list[float]] = []
-
-    def watched(x: Tensor, level: Any, *rest: Any) -> Tensor:
-        assert torch.equal(x[:, :3], given)
-        levels.append(level[0].tolist())
-        return model(x, level, *rest)
-
-    recorder.model = watched
-    recorder.__class__ = type("Watched", (Recorder,), {"__call__": lambda self, *call: watched(*call)})
-    chunks = list(run(Whole(recorder, SIZE, 1, CPU), settings, always(words(0)), 3 + 2 * SIDE, given))
-    assert [chunk.start for chunk in chunks] == [3, 5]
-    assert all(one[:3] == [0.0] * 3 for one in levels) and len(levels) == 8
+    settings, watched = plain(FORCING, sees=Sees(whole=True)), Watched(model)
+    chunks = list(run(Whole(watched, SIZE, 1, CPU), settings, always(words(0)), 3 + 2 * SIDE, given))
+    assert [chunk.start for chunk in chunks] == [3, 5] and len(watched.shown) == 8
+    assert all(torch.equal(x[:, :3], given) for x in watched.shown)
+    assert all(level[0, :3].tolist() == [0.0] * 3 for level in watched.levels)
 
 
 def test_a_new_text_holds_for_all_chunks_under_way_and_is_recached(model: Any) -> None:
@@ -290,17 +294,10 @@ def test_a_new_text_holds_for_all_chunks_under_way_and_is_recached(model: Any) -
 def test_pinned_latents_are_in_every_call_of_their_chunk_and_move_from_there(model: Any) -> None:
     known = torch.zeros(1, 1, 16, *SIZE)
     settings = plain(FORCING, pinned={1: known}, solver=Euler)
-    calls: list[tuple[Tensor, Tensor]] = []
-
-    class Watched(Recorder):
-        def __call__(self, x: Tensor, *call: Any) -> Tensor:
-            calls.append((x, model(x, *call)))
-            return calls[-1][1]
-
-    chunks = [
-        c.latents for c in denoise(Watched(model), new_cache(model, WindowSpec(6)), settings, always(words(0)), 6)
-    ]
-    for (x, flow), one in zip(calls, iterations(FORCING, 3), strict=True):
+    watched = Watched(model)
+    made = denoise(watched, new_cache(model, WindowSpec(6)), settings, always(words(0)), 6)
+    chunks = [chunk.latents for chunk in made]
+    for (x, flow), one in zip(zip(watched.shown, watched.flows, strict=True), iterations(FORCING, 3), strict=True):
         for index, part in enumerate(one.parts):
             first = slice(index * SIDE, index * SIDE + 1)
             assert (part.chunk == 1) == torch.equal(x[:, first], known)

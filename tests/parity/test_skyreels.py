@@ -51,7 +51,8 @@ def theirs() -> Any:
     from diffusers import SkyReelsV2Transformer3DModel
 
     torch.manual_seed(0)
-    model = SkyReelsV2Transformer3DModel(**SIZES, inject_sample_info=True).eval().requires_grad_(False)
+    model: Any = SkyReelsV2Transformer3DModel(**SIZES, inject_sample_info=True)  # its classes are untyped
+    model.eval().requires_grad_(False)
     for parameter in model.parameters():
         parameter.normal_(0, 0.05)
     return model

@@ -121,7 +121,7 @@ class Request:
 
     def _whole(self, preset: Preset) -> Preset:
         """A preset that shows all frames in every call."""
-        chunked = {"prompt_at": self.prompt_at or None}
+        chunked: dict[str, object] = {"prompt_at": self.prompt_at or None}
         if preset.chunk_frames is None:
             chunked |= {"image": self.image, "video": self.video}
         given = [name for name, value in chunked.items() if value is not None]

@@ -18,7 +18,7 @@ STILL = "·"  # a chunk that is shown without being taken further
 def wave(calls: Sequence[Call], width: int, height: int = 40) -> str:
     """Text with rich markup: a row for each chunk, and in it the step that it takes in each call, 0 to Z. Given latents
     have no row."""
-    rows, cells = _cells(calls), {}
+    rows, cells = _cells(calls), dict[tuple[int, int], Worked]()
     for column, call in enumerate(calls):
         cells |= {(part.chunk, column): part for part in call.parts}
     label = len(str(rows[-1])) + 1

@@ -185,7 +185,7 @@ def guided(
         each = torch.tensor(levels, dtype=torch.float64).repeat_interleave(torch.tensor(frames))[None].to(x.device)
         flows = [_flow(model, x, each, text, rope, memory) for text, memory in zip(texts, memories, strict=True)]
     whole = flows[0] if guidance is None else flows[1] + guidance.scale * (flows[0] - flows[1])
-    return whole.split(frames, 1)
+    return torch.split(whole, frames, 1)
 
 
 def _flow(model: DiffusionModel, x: Tensor, level: float | Tensor, text: TextKV, rope: Rope, memory: Memory) -> Tensor:
