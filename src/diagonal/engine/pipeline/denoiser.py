@@ -153,8 +153,7 @@ class Pipelined:
         model, size, side = self.model, self.model.config.chunk_frames, self.model.config.patch
         x = torch.cat([one.x_BFCHW for one in entries])
         t = torch.tensor([one.t for one in entries], dtype=torch.float32).to(self.device)
-        step = next((one.step for one in entries if one.text is not None), 0)
-        sizes = torch.full_like(t, self.video.sizes[step]) if self.video.sizes else None
+        sizes = torch.tensor(self._sizes(entries), dtype=torch.float32).to(self.device) if self.video.sizes else None
         newest = max(one.chunk for one in entries)
         places = [newest + 1 if one.copy else one.chunk for one in entries]
         if isinstance(memory, Full):
@@ -162,6 +161,11 @@ class Pipelined:
         frames = size * torch.tensor(places)[:, None] + torch.arange(size)
         rope = model.rope(frames.to(self.device), x.shape[3] // side, x.shape[4] // side)
         return model(x, model.condition(t, dropped, sizes), texts, rope, memory)
+
+    def _sizes(self, entries: Sequence[_Entry]) -> list[float]:
+        """The size of each chunk's step. A finished one is told that of the oldest live chunk, or of the first step."""
+        oldest = next((one.step for one in entries if one.text is not None), 0)
+        return [self.video.sizes[oldest if one.text is None else one.step] for one in entries]
 
 
 def _seen(entries: Sequence[_Entry]) -> tuple[Seen, ...]:
