@@ -56,6 +56,7 @@ class Weights:
     def foreign(self) -> list[str]:
         """What is named here and no token world has."""
         parts = {"vae": self.vae, "preview": self.preview, "text_encoder": self.text_encoder, "part": self.part}
+        parts |= {"special_tokens": self.special_tokens}
         return [name for name, place in parts.items() if place is not None]
 
     def places(self) -> tuple[str | Path, ...]:
