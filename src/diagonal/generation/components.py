@@ -38,10 +38,10 @@ class Weights:
     vae: str | Path | None = None  # 'none': do without
     preview: str | Path | None = None  # TAEHV, the fast decoder
     text_encoder: str | Path | None = None
-    special_tokens: str | Path | None = None  # of MAGI-1: what stands before a caption; None: nothing does
     lora: Sequence[str | Path] = ()  # merged into the transformer, one after the other
     lora_scale: float = 1.0
     part: str | None = None  # of a file that holds several models, such as generator or generator_ema
+    special_tokens: str | Path | None = None  # of MAGI-1: what stands before a caption; None: nothing does
 
     def __post_init__(self) -> None:
         if isinstance(self.lora, str):
