@@ -280,15 +280,25 @@ def test_under_full_attention_what_is_given_stays_in_every_call(model: Any) -> N
     assert all(level[0, :3].tolist() == [0.0] * 3 for level in watched.levels)
 
 
-def test_a_new_text_holds_for_all_chunks_under_way_and_is_recached(model: Any) -> None:
-    old, new = words(0), words(1)
-    settings = plain(FORCING)
-    kept = made(model, settings, 5)
-    switched = made(model, settings, 5, text=lambda index: old if index < 3 else new)
-    differs = [
-        not torch.equal(kept[:, c * SIDE : (c + 1) * SIDE], switched[:, c * SIDE : (c + 1) * SIDE]) for c in range(5)
-    ]
-    assert differs == [False, True, True, True, True]  # chunk 3 begins in iteration 6, when chunk 0 is done
+@pytest.mark.parametrize("keep_sink", [True, False])
+@pytest.mark.parametrize("window", [WindowSpec(14), WindowSpec(6, 2, ahead=6), WindowSpec(4, ahead=6)])
+def test_a_new_text_holds_for_all_chunks_under_way_and_is_recached(
+    model: Any, window: WindowSpec, keep_sink: bool
+) -> None:
+    old, new, count = words(0), words(1), 7
+    settings = plain(FORCING, keep_sink=keep_sink)
+    kept, switched, plainly = (
+        made(model, how, count, window, text=text)
+        for how, text in (
+            (settings, always(old)),
+            (settings, lambda index: old if index < 5 else new),
+            (replace(settings, recache=False), lambda index: old if index < 5 else new),
+        )
+    )
+    chunks = [slice(chunk * SIDE, (chunk + 1) * SIDE) for chunk in range(count)]
+    # Chunk 5 begins in iteration 10, in which chunks 0 to 2 are done.
+    assert [torch.equal(kept[:, one], switched[:, one]) for one in chunks] == [True] * 3 + [False] * 4
+    assert [torch.equal(plainly[:, one], switched[:, one]) for one in chunks] == [True] * 3 + [False] * 4
 
 
 def test_pinned_latents_are_in_every_call_of_their_chunk_and_move_from_there(model: Any) -> None:

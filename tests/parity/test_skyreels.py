@@ -15,6 +15,7 @@ from torch import Tensor
 
 import diagonal
 from diagonal import Request, Weights
+from diagonal.checkpoints.filling import load, rename
 from diagonal.engine.attention import Full
 from diagonal.engine.chunks.denoise import windowed
 from diagonal.engine.chunks.denoisers import Guidance, Windowed
@@ -22,7 +23,7 @@ from diagonal.engine.chunks.masks import block_causal, dense
 from diagonal.engine.chunks.rollout import cache_of, settings_of, window_of
 from diagonal.engine.chunks.segments import segmented
 from diagonal.generation.video import VideoModel
-from diagonal.models.skyreels import PROJECTION
+from diagonal.models.skyreels import PROJECTION, VARIANTS, fold
 from diagonal.models.wan import DIFFUSERS
 from diagonal.planning.presets import Preset, find
 
@@ -208,6 +209,30 @@ def test_a_cached_wave_is_not_full_attention(ours: VideoModel) -> None:
 
 
 # Files
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "rate", "tensors"),
+    [
+        ("1.3b", {"num_attention_heads": 12, "ffn_dim": 8960, "num_layers": 30}, True, 830),
+        ("14b", {"num_attention_heads": 40, "ffn_dim": 13824, "num_layers": 40}, False, 1095),
+    ],
+)
+def test_every_published_name_and_shape_has_its_place(
+    name: str, size: dict[str, int], rate: bool, tensors: int
+) -> None:
+    """At true size, on the meta device: tensors have shapes there, and no memory."""
+    from diffusers import SkyReelsV2Transformer3DModel
+
+    variant = VARIANTS[name]
+    published = {"attention_head_dim": 128, "text_dim": 4096, "freq_dim": 256, "inject_sample_info": rate}
+    with torch.device("meta"):
+        theirs: Any = SkyReelsV2Transformer3DModel(**published, **size)
+        ours: Any = variant.config.build()
+    state = theirs.state_dict()
+    assert len(state) == tensors
+    for names in (state, original(state)):
+        load(ours, fold(variant.config, rename(names, DIFFUSERS)), name)
 
 
 def original(state: dict[str, Tensor]) -> dict[str, Tensor]:

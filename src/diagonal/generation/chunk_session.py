@@ -106,7 +106,8 @@ class ChunkSession:
         return self._prompts.changes
 
     def update(self, prompt: str | None = None, *, prompt_embeds: Tensor | None = None) -> Receipt:
-        """Another prompt from the next chunk boundary on, of all samples; at any time and from any thread.
+        """Another prompt from the next chunk boundary on, of all samples; at any time and from any thread. Under a lag
+        it also holds, from there on, for the chunks that are under way.
 
         The receipt's `applied_at` is filled in when the chunk begins. On a GPU, where one chunk is made ahead, that is
         not the next chunk to be seen but the one after it.

@@ -29,7 +29,7 @@ from diagonal.engine.chunks.denoisers import Guidance, Windowed
 from diagonal.engine.chunks.protocols import Denoiser, DiffusionModel, Noise, Shown
 from diagonal.engine.chunks.solvers import Renoise, Solver, noised
 from diagonal.planning.denoising import ChunkSchedule
-from diagonal.planning.lag import WAITS, Iteration, Part, Sees, iterations, overlaps
+from diagonal.planning.lag import SEES_ALL, WAITS, Iteration, Part, Sees, iterations, overlaps
 from diagonal.planning.segments import Cut
 
 
@@ -73,7 +73,7 @@ class DenoiseSettings:
     recache: bool = True  # when the text changes, compute the window's keys again under the new one
     keep_sink: bool = True  # but leave a sink that is older than the window as it is
     gradient: Gradient | None = None  # for training
-    sees: Sees = field(default_factory=Sees)
+    sees: Sees = SEES_ALL
     solver: Callable[[], Solver] | None = None  # None: noise is drawn afresh at every level
     given_level: float = 0.0  # of latents that the video begins with, as the model is shown them; 0: clean
     pinned: Mapping[int, Tensor] = field(default_factory=dict)  # of a chunk: first latents that every call is shown
