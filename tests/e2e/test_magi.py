@@ -30,7 +30,7 @@ def test_a_prompt_becomes_chunks_of_a_second(tmp_path: Path) -> None:
     numbers = made(tmp_path, "--seed", "4")
     frames = video.read(tmp_path / "out.mp4")
     assert frames.shape == (48, 32, 48, 3)
-    assert numbers["preset"] == "magi-distilled" and numbers["schedule"].startswith("quadratic:steps=4,window=4")
+    assert numbers["preset"] == "magi-distilled" and numbers["schedule"].startswith("quadratic:steps=4,lag=1")
     assert (numbers["calls"], numbers["frames"], numbers["given_frames"]) == (5, 48, 0)
     library = diagonal.load("magi/tiny").generate("a red cat", num_frames=48, schedule="4", seed=4).frames
     with video.writer(tmp_path / "library.mp4", 24) as file:
@@ -69,7 +69,7 @@ def test_the_plan_has_every_chunk_and_the_memory_of_one_finished_one(tmp_path: P
     assert (numbers["calls"], numbers["most_chunks"], numbers["pipeline"]) == (352, 5, "guided")
     assert numbers["cache_gb"] == pytest.approx(12150 * 2 * 34 * 8 * 128 * 2 / 1e9)
     assert 8.9 < numbers["transformer_gb"] < 9.0
-    one = numbers_of(call(tmp_path, *plan, "--preset", "magi-distilled", "--schedule", "quadratic:steps=16,window=1"))
+    one = numbers_of(call(tmp_path, *plan, "--preset", "magi-distilled", "--schedule", "quadratic:steps=16,lag=16"))
     assert one["calls"] == 80 and one["most_chunks"] == 2
     assert one["cache_gb"] == pytest.approx(4 * numbers["cache_gb"])
 

@@ -4,6 +4,7 @@ clip, one chunk at a time."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -32,6 +33,11 @@ def special() -> SpecialTokens:
     return SpecialTokens(tokens["duration"], tokens["hq"][0])
 
 
+def scheduled(runtime: dict[str, Any]) -> Quadratic:
+    """So many chunks are under way as the window of the reference holds."""
+    return Quadratic(runtime["num_steps"], runtime["num_steps"] // runtime["window_size"])
+
+
 class Watched(Pipelined):
     """Keeps the velocities and the finished chunks after each call, and what was shown."""
 
@@ -53,7 +59,7 @@ class Watched(Pipelined):
 def play(name: str) -> tuple[Watched, list[Chunk], dict[str, Tensor]]:
     """A recorded run, by the loop."""
     case, data = CASES[name], golden(f"magi/{name}.safetensors")
-    schedule = Quadratic(case["runtime"]["num_steps"], case["runtime"]["window_size"])
+    schedule = scheduled(case["runtime"])
     noise = data["noise"].transpose(1, 2)
     given = data["prefix"].transpose(1, 2) if "prefix" in data else noise[:, :0]
     whole = given.shape[1] // CHUNK * CHUNK
@@ -124,7 +130,7 @@ def test_no_finished_chunk_is_kept_that_is_not_read_again(name: str) -> None:
     """Of a window of four one is, once four are live."""
     denoiser, chunks, data = play(name)
     runtime, given = CASES[name]["runtime"], data["prefix"].shape[2] // CHUNK if "prefix" in data else 0
-    schedule = Quadratic(runtime["num_steps"], runtime["window_size"])
+    schedule = scheduled(runtime)
     kept = list(map(len, denoiser.kept))
     assert max(kept) == most_kept(schedule, SEES, len(chunks), given)
     if runtime["window_size"] == 4:

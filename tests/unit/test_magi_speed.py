@@ -49,7 +49,7 @@ def counted(model: Any, request: Request, monkeypatch: pytest.MonkeyPatch) -> fl
 
 
 @pytest.mark.parametrize("special", [False, True])
-@pytest.mark.parametrize("schedule", ["8", "12", "quadratic:steps=8,window=1"])
+@pytest.mark.parametrize("schedule", ["8", "12", "quadratic:steps=8,lag=8"])
 @pytest.mark.parametrize("preset", ["magi", "magi-distilled"])
 def test_operations_are_those_that_are_made(
     model: Any, preset: str, schedule: str, special: bool, monkeypatch: pytest.MonkeyPatch

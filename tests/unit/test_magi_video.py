@@ -18,7 +18,7 @@ from diagonal.generation.video import VideoModel
 from diagonal.planning.presets import PRESETS, Preset
 from tests.tiny import build
 
-FAST = "quadratic:steps=4,window=4"
+FAST = "quadratic:steps=4,lag=1"
 SIZE = (32, 48)
 
 
@@ -41,7 +41,7 @@ def _request(**changes: Any) -> Request:
 
 
 @pytest.mark.parametrize("preset", ["magi", "magi-distilled"])
-@pytest.mark.parametrize("schedule", ["4", "8", "12", "quadratic:steps=8,window=1", "quadratic:steps=8,window=2"])
+@pytest.mark.parametrize("schedule", ["4", "8", "12", "quadratic:steps=8,lag=8", "quadratic:steps=8,lag=4"])
 def test_chunks_come_as_they_are_done_and_calls_are_as_planned(model: VideoModel, preset: str, schedule: str) -> None:
     session = model.stream("a red cat", num_frames=96, preset=preset, schedule=schedule)
     planned, pieces = session.calls, list(session)
@@ -49,6 +49,18 @@ def test_chunks_come_as_they_are_done_and_calls_are_as_planned(model: VideoModel
     assert all(piece.frames.shape == (24, *SIZE, 3) and not piece.given for piece in pieces)
     assert planned == sum(piece.calls for piece in pieces)
     assert pieces[0].calls >= pieces[1].calls  # the first chunk costs all its steps, each later one a share of them
+
+
+def test_any_lag_makes_a_video_of_the_planned_calls_and_that_of_all_steps_is_one_by_one(model: VideoModel) -> None:
+    found = {}
+    for lag in ("none", "0", "1", "3", "8"):
+        session = model.stream(_request(num_frames=144, schedule=f"quadratic:steps=8,lag={lag}"))
+        planned, pieces = session.calls, list(session)
+        assert planned == sum(piece.calls for piece in pieces), lag
+        found[lag] = torch.cat([piece.latents for piece in pieces])
+    # A finished chunk is shown in a call of its own, or beside the next one: the same but for rounding.
+    torch.testing.assert_close(found["none"], found["8"], atol=1e-3, rtol=1e-3)
+    assert not torch.allclose(found["3"], found["8"], atol=1e-2)
 
 
 def test_the_same_seed_gives_the_same_video_and_another_another(model: VideoModel) -> None:
@@ -156,7 +168,7 @@ REFUSED = [
     ({"preset": "self-forcing", "schedule": None}, "magi/4.5b runs under magi, magi-24b, magi-distilled"),
     ({"schedule": "4322222"}, "steps=4322222 given"),
     ({"schedule": "10"}, "must be a multiple of 4"),
-    ({"schedule": "quadratic:steps=8,window=3"}, "window=3 given; it must divide the 8 steps"),
+    ({"schedule": "quadratic:steps=8,lag=2000"}, "the lag must be 0 to 1000 iterations"),
     ({"schedule": "even:steps=4"}, "a pipeline takes a number of steps"),
     ({"guidance_scale": 3.0}, "only the presets .* have guidance"),
     ({"prompt": ["one", "two"]}, "2 prompts given; magi/4.5b makes one video at a time"),

@@ -27,9 +27,11 @@ def test_a_guided_call_takes_three_passes_while_any_chunk_is_early() -> None:
 @pytest.mark.parametrize("steps", [4, 8, 12, 16, 32, 64])
 @pytest.mark.parametrize("window", [1, 2, 4])
 def test_the_first_chunk_costs_its_steps_and_each_later_one_a_share(steps: int, window: int) -> None:
-    counts = pipeline_calls(DISTILLED, Quadratic(steps, window), SEES, 6, 0)
+    counts = pipeline_calls(DISTILLED, Quadratic(steps, steps // window), SEES, 6, 0)
     assert counts == [steps] + [steps // window] * 5
-    assert pipeline_calls(DISTILLED, Quadratic(steps, window), SEES, 6, 2) == [steps + 2] + [steps // window] * 5
+    assert (
+        pipeline_calls(DISTILLED, Quadratic(steps, steps // window), SEES, 6, 2) == [steps + 2] + [steps // window] * 5
+    )
 
 
 def test_guidance_of_a_window_of_four_costs_three_passes_until_the_last_chunk() -> None:
@@ -43,4 +45,4 @@ def test_guidance_of_a_window_of_four_costs_three_passes_until_the_last_chunk() 
     [(4, 1, 0, 0), (4, 9, 0, 1), (4, 9, 6, 4), (4, 1, 2, 2), (2, 9, 0, 3), (1, 9, 0, 4), (1, 3, 0, 2), (1, 2, 9, 4)],
 )
 def test_as_many_finished_chunks_are_kept_as_are_read(window: int, chunks: int, given: int, most: int) -> None:
-    assert most_kept(Quadratic(8, window), SEES, chunks, given) == most
+    assert most_kept(Quadratic(8, 8 // window), SEES, chunks, given) == most

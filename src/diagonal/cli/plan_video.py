@@ -60,7 +60,7 @@ class VideoPlan:
         rows, cols = latent_size(*request.size(variant.size), codec.patch, side)
         frames = latent_frames(request.num_frames or variant.frames, how, codec)
         tokens, worked, number = (rows // side) * (cols // side), list(calls(how, frames)), find_dtype(dtype, "cpu")
-        needs = estimate_video(variant, _cached(how, frames) * tokens, number, _texts(how))
+        needs = estimate_video(variant, _cached(how, frames) * tokens, number, _texts(how, worked))
         bytes_of = {"transformer": needs.transformer, "cache": needs.cache, "text": needs.text, "vae": needs.vae}
         facts = {
             "model": name,
@@ -109,10 +109,10 @@ def _cached(how: Preset, frames: int) -> int:
     return (1 + how.guided) * (window.sink + window.ring)
 
 
-def _texts(how: Preset) -> int:
+def _texts(how: Preset, calls: list[Call]) -> int:
     """Prompts whose keys are kept: with guidance two; in a pipeline each live chunk may have one of its own."""
-    lag = how.schedule.lag
-    return len(how.schedule.levels(0)) // lag if how.pipeline and lag else 1 + how.guided
+    live = max(sum(part.step is not None for part in call.parts) for call in calls)
+    return live if how.pipeline else 1 + how.guided
 
 
 def _chunks(how: Preset, frames: int, tokens: int) -> list[dict[str, Any]]:

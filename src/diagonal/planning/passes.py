@@ -43,9 +43,9 @@ def most_kept(schedule: ChunkSchedule, sees: Sees, chunks: int, given: int = 0) 
     by the next one."""
     most = min(given, sees.reach[0] - 1)
     for one in iterations(schedule, chunks, sees):
-        live = [part for part in one.parts if part.moves]
+        live, newest = [part for part in one.parts if part.moves], one.parts[-1].chunk
         reads = [part.chunk + 1 - (part.reach or 1) for part in live]
-        if live[-1].chunk < chunks - 1:
-            reads.append(live[-1].chunk + 2 - sees.reach[0])
-        most = max(most, live[0].chunk - max(min(reads), -given))
+        if newest < chunks - 1 or not live:
+            reads.append(newest + 2 - sees.reach[0])
+        most = max(most, (live[0].chunk if live else newest + 1) - max(min(reads), -given))
     return most

@@ -19,7 +19,7 @@ from diagonal.planning.denoising.even import Even
 from diagonal.planning.denoising.explicit import Explicit
 from diagonal.planning.denoising.forcing import Forcing
 from diagonal.planning.denoising.noise import CLEAN, LAST, START
-from diagonal.planning.denoising.quadratic import Quadratic
+from diagonal.planning.denoising.quadratic import A_QUARTER, Quadratic
 from diagonal.planning.denoising.teacher import Teacher
 from diagonal.planning.lag import SEES_ALL, Sees
 from diagonal.planning.passes import DISTILLED, GUIDED, PIPELINES, pipeline_calls
@@ -74,7 +74,7 @@ class Preset:
         if self.pipeline and not (isinstance(self.schedule, Quadratic) and self.sees.reach and self.solver == EULER):
             raise ValueError(
                 f"schedule {spec(self.schedule)!r} given; a pipeline takes a number of steps, such as 16, or "
-                "quadratic:steps=16,window=4, straight steps, and chunks that see a number of others"
+                "quadratic:steps=16,lag=4, straight steps, and chunks that see a number of others"
             )
         self._check_segments()
 
@@ -138,7 +138,9 @@ class Preset:
             named = parse(text)
             return replace(self, schedule=named if "shift=" in text else _with_shift(named, self.shift))
         steps = text.strip()
-        if isinstance(schedule, Teacher | Forcing | Quadratic):
+        if isinstance(schedule, Quadratic):
+            return replace(self, schedule=replace(schedule, steps=int(steps), lag=A_QUARTER))
+        if isinstance(schedule, Teacher | Forcing):
             return replace(self, schedule=replace(schedule, steps=int(steps)))
         if isinstance(schedule, Diagonal):
             return replace(self, schedule=replace(schedule, steps=steps))

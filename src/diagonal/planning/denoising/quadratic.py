@@ -1,8 +1,8 @@
 """MAGI-1: steps that are finer towards the noise, of several chunks at once.
 
 With u = s / steps in step s, l = 1 - u^2 is the place on the line before the shift. A shift of 3 makes sigma from it,
-and the quarters of the steps begin at sigma = 1, 0.978, 0.9 and 0.7. Chunk c + 1 begins when chunk c has done
-steps / window steps, so that at most `window` chunks are under way.
+and the quarters of the steps begin at sigma = 1, 0.978, 0.9 and 0.7. A chunk begins when the one before it has done a
+quarter of its steps, so that at most four are under way.
 
 Twelve steps are a choice among sixteen: of each quarter the beginning, and two of the three places behind it. `skip`
 says whether the first of them is left out (0, 2, 3 sixteenths: the distilled model's), or the last (0, 1, 2).
@@ -13,9 +13,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from diagonal.planning.denoising.noise import START, FlowTable, shifted
+from diagonal.planning.denoising.noise import START, FlowTable, check_lag, shifted
 
-QUARTERS = 4
+QUARTERS, A_QUARTER = 4, -1
 SHORT, OF = 12, 16  # so many steps are chosen among so many
 CHOSEN = {"first": (0, 2, 3), "last": (0, 1, 2)}  # of each quarter of them
 MAX_STEPS = 1000
@@ -23,11 +23,11 @@ MAX_STEPS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Quadratic:
-    """steps: of each chunk, a multiple of 4; window: how many chunks are under way at once, a divisor of the steps;
-    skip: which of four places twelve steps leave out, `first` or `last`."""
+    """steps: of each chunk, a multiple of 4; lag: iterations between the starts of two chunks, -1 for a quarter of the
+    steps, which it then becomes; skip: which of four places twelve steps leave out, `first` or `last`."""
 
     steps: int = 64
-    window: int = 4
+    lag: int | None = A_QUARTER
     skip: str = "first"
     shift: float = 3.0
 
@@ -35,18 +35,11 @@ class Quadratic:
         FlowTable(self.shift)
         if not QUARTERS <= self.steps <= MAX_STEPS or self.steps % QUARTERS:
             raise ValueError(f"quadratic: steps={self.steps} given; it must be a multiple of 4, from 4 to {MAX_STEPS}")
-        if self.window < 1 or self.steps % self.window:
-            raise ValueError(
-                f"quadratic: window={self.window} given; it must divide the {self.steps} steps, or chunks would never "
-                "be done"
-            )
+        if self.lag == A_QUARTER:
+            object.__setattr__(self, "lag", self.steps // QUARTERS)
+        check_lag(self.lag, f"quadratic: {self}")
         if self.skip not in CHOSEN:
             raise ValueError(f"quadratic: skip={self.skip!r} given; it must be {' or '.join(CHOSEN)}")
-
-    @property
-    def lag(self) -> int:
-        """Iterations between the starts of two chunks."""
-        return self.steps // self.window
 
     def levels(self, chunk: int) -> tuple[float, ...]:
         return tuple(START * shifted(1 - place**2, self.shift) for place in self.places()[:-1])
