@@ -167,6 +167,7 @@ class DiffusionVariant:
     card: str = ""  # its model card, among the project's documents
     random: bool = False  # no weights exist: loads with random ones unless told otherwise
     embedded: str = ""  # the folder of `assets` with the weights that the package ships
+    pipelined: bool = False  # the batch of its calls are chunks of one video: it runs under presets with a pipeline
 
 
 def token_variant(found: Variant | DiffusionVariant, name: str) -> Variant:

@@ -25,6 +25,7 @@ from diagonal.checkpoints.sources import READABLE as READABLE
 from diagonal.checkpoints.sources import check_free as check_free
 from diagonal.checkpoints.sources import files as files
 from diagonal.checkpoints.sources import locate as locate
+from diagonal.checkpoints.sources import released as released
 from diagonal.checkpoints.state import State as State
 from diagonal.checkpoints.state import Stored as Stored
 from diagonal.checkpoints.state import some as some

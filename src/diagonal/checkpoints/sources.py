@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ SCRIPTED = ".jit"
 READABLE = (".safetensors", *PICKLED, SCRIPTED)
 SHARD_OF = re.compile(r"(.*-)(\d+)-of-(\d+)(\.\w+)")  # model-00001-of-00003.safetensors
 MOST_SHARDS = 10_000
+INDEX, MAX_INDEX = ".index.json", 2**26  # which names the shards of a checkpoint; bytes
 HALVES = {f"encoder{SCRIPTED}", f"decoder{SCRIPTED}"}  # of a tokenizer; a third file beside them holds both again
 
 
@@ -60,12 +62,23 @@ def check_free(folder: Path) -> None:
         raise FileExistsError(f"{folder} already holds checkpoint files: {some(found)}; name another folder")
 
 
+def released(path: Path) -> list[Path]:
+    """The folders of weights in a model's folder of MAGI-1's release: of one model, in one precision each."""
+    return sorted(one for one in path.glob("inference_weight*") if one.is_dir())
+
+
 def files(path: Path) -> list[Path]:
     """The files that make up a checkpoint: itself, or those of a folder that belong together."""
     if path.is_file():
         if not path.name.endswith(READABLE):
             raise ValueError(f"{path} is no checkpoint: its name must end in {', '.join(READABLE)}")
         return [path]
+    packed = sorted(file.name for file in path.glob("*.safetensors.zst"))
+    if packed:
+        raise ValueError(f"{path} holds packed files: {some(packed)}; unpack them first: zstd -d --rm {path}/*.zst")
+    indexed = _indexed(path)
+    if indexed:
+        return indexed
     for suffix in READABLE:
         found = sorted(file for file in path.glob(f"*{suffix}") if not file.name.startswith("."))
         halves = [file for file in found if file.name in HALVES]
@@ -94,3 +107,24 @@ def _check_shards(found: Sequence[Path]) -> None:
             raise FileNotFoundError(
                 f"{found[0].parent} lacks {some(missing)}: {len(there)} of {int(match[3])} shards are there"
             )
+
+
+def _indexed(path: Path) -> list[Path]:
+    """The shards that a folder's index names, all of which must be there; none, if there is no index."""
+    indices = sorted(path.glob(f"*.safetensors{INDEX}"))
+    if len(indices) != 1:
+        return []
+    try:
+        if indices[0].stat().st_size > MAX_INDEX:
+            raise ValueError(f"it has more than {MAX_INDEX} bytes")
+        named = sorted(
+            {str(name) for name in json.loads(indices[0].read_text(encoding="utf-8"))["weight_map"].values()}
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{indices[0]} is no index of shards ({error!r}); remove it to read all files here") from error
+    if any(Path(name).name != name or not name.endswith(".safetensors") for name in named):
+        raise ValueError(f"{indices[0]} names files that are no shards beside it: {some(named)}")
+    lacking = [name for name in named if not (path / name).is_file()]
+    if lacking:
+        raise FileNotFoundError(f"{path} lacks {len(lacking)} of {len(named)} shards: {some(lacking)}; fetch them too")
+    return [path / name for name in named]

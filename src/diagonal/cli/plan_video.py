@@ -58,9 +58,9 @@ class VideoPlan:
 
         how, codec, side = request.how(), find("tokenizers", variant.vae), variant.config.patch
         rows, cols = latent_size(*request.size(variant.size), codec.patch, side)
-        frames = latent_frames(request.num_frames or variant.frames, how, codec.stride)
+        frames = latent_frames(request.num_frames or variant.frames, how, codec)
         tokens, worked, number = (rows // side) * (cols // side), list(calls(how, frames)), find_dtype(dtype, "cpu")
-        needs = estimate_video(variant, _cached(how, frames) * tokens, number, 1 + how.guided)
+        needs = estimate_video(variant, _cached(how, frames) * tokens, number, _texts(how, worked))
         bytes_of = {"transformer": needs.transformer, "cache": needs.cache, "text": needs.text, "vae": needs.vae}
         facts = {
             "model": name,
@@ -69,6 +69,7 @@ class VideoPlan:
             "frames": request.num_frames,
             "calls": sum(how.calls(frames)),
             "guided": how.guided,
+            "pipeline": how.pipeline or None,
             "most_chunks": max(len(call.parts) for call in worked),
             "dtype": str(number).removeprefix("torch."),
             **{f"{name}_gb": size / GB for name, size in bytes_of.items()},
@@ -98,11 +99,20 @@ class VideoPlan:
 def _cached(how: Preset, frames: int) -> int:
     """Latent frames whose keys are kept, of all caches: with guidance there are two."""
     from diagonal.engine.chunks.rollout import window_of
+    from diagonal.planning.passes import most_kept
 
     if how.sees.whole:
         return 0
+    if how.pipeline:
+        return most_kept(how.schedule, how.sees, frames // (how.chunk_frames or 1)) * (how.chunk_frames or 1)
     window = window_of(how, frames)
     return (1 + how.guided) * (window.sink + window.ring)
+
+
+def _texts(how: Preset, calls: list[Call]) -> int:
+    """Prompts whose keys are kept: with guidance two; in a pipeline each live chunk may have one of its own."""
+    live = max(sum(part.step is not None for part in call.parts) for call in calls)
+    return live if how.pipeline else 1 + how.guided
 
 
 def _chunks(how: Preset, frames: int, tokens: int) -> list[dict[str, Any]]:
@@ -139,6 +149,7 @@ def _print(result: dict[str, Any], chunks: list[dict[str, Any]]) -> None:
         table.add_row(f"{chunk['chunk']}", f"{first}-{last}", shown, context, *counts)
     out.print(table)
     guided = ", two at each level: with the prompt and without" if result["guided"] else ""
+    guided = ", three for each step but late ones" if result["pipeline"] == "guided" else guided
     together = f"; at most {result['most_chunks']} chunks in a call" if result["most_chunks"] > 1 else ""
     schedule = f"{result['schedule']}{together}"
     out.print(f"{result['frames']} frames, {result['calls']} model calls{guided}; {schedule}", markup=False)

@@ -50,6 +50,9 @@ class VideoSource:
     vae: Annotated[str | None, typer.Option(help="Its VAE, if it is apart.")] = None
     preview: Annotated[str | None, typer.Option(help="TAEHV, for --decoder preview.")] = None
     text_encoder: Annotated[str | None, typer.Option(help="Its text encoder, if it is apart.")] = None
+    special_tokens: Annotated[
+        str | None, typer.Option(help="MAGI-1's special_tokens.npz: what stands before a caption.")
+    ] = None
     lora: Annotated[list[str] | None, typer.Option(help="A LoRA to merge; may be repeated.")] = None
     lora_scale: Annotated[float | None, typer.Option(help="How much of it. Default: all.")] = None
     part: Annotated[str | None, typer.Option(help="Of a .pt: generator, generator_ema, ...")] = None
@@ -58,7 +61,8 @@ class VideoSource:
         """The same in the library's words."""
         from diagonal.generation.components import Weights
 
-        return Weights(self.weights, **chosen(self, "vae", "preview", "text_encoder", "lora", "lora_scale", "part"))
+        named = ("vae", "preview", "text_encoder", "special_tokens", "lora", "lora_scale", "part")
+        return Weights(self.weights, **chosen(self, *named))
 
 
 @dataclass(frozen=True, kw_only=True)

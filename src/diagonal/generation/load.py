@@ -29,7 +29,8 @@ from diagonal.models.sharding import Shard
 def load(  # type: ignore[overload-overlap]  # these names are not of worlds, which a type of all others cannot say
     name: Literal[
         "wan/1.3b", "wan/14b", "wan/tiny", "skyreels/1.3b", "skyreels/14b", "skyreels/tiny", "doom-t2v", "doom-t2v/tiny"
-    ],
+    ]
+    | Literal["magi/4.5b", "magi/24b", "magi/tiny"],
     weights: str | Path | Weights | None = None,
     *,
     device: torch.device | str = "cpu",

@@ -123,19 +123,24 @@ class VideoEstimate:
 def estimate_video(variant: DiffusionVariant, cached: int, dtype: torch.dtype, texts: int = 1) -> VideoEstimate:
     """The memory of a diffusion model with so many tokens in its caches, and keys of so many prompts."""
     with torch.device("meta"):
-        model, vae = variant.config.build(), find("tokenizers", variant.vae).build()
+        model, vae = (one.build().to(dtype) for one in (variant.config, find("tokenizers", variant.vae)))
     spec = cast(CacheSpec, model.cache_spec)
     token = 2 * spec.layers * spec.kv_heads * spec.head_dim * dtype.itemsize
     return VideoEstimate(
-        transformer=_numbers(model) * dtype.itemsize,
+        transformer=_bytes(model),
         cache=cached * token,
         text=texts * variant.config.text_length * token,
-        vae=_numbers(vae) * dtype.itemsize,
+        vae=_bytes(vae),
     )
 
 
 def _numbers(module: nn.Module) -> int:
     return sum(tensor.numel() for tensor in module.state_dict().values())
+
+
+def _bytes(module: nn.Module) -> int:
+    """Of a module as it was cast, which may leave some numbers in another dtype."""
+    return sum(tensor.nbytes for tensor in module.state_dict().values())
 
 
 def _activations(model: nn.Module, plan: Plan, batch: int, size: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -114,7 +115,7 @@ class Request:
 
     def _causal(self, preset: Preset) -> Preset:
         """A preset whose chunks see those before them."""
-        if self.num_frames is None and preset.window_frames is None and preset.segment_frames is None:
+        if self.num_frames is None and not preset.endless:
             raise ValueError(f"num_frames is needed: without end there must be a window, as of {_named(endless=True)}")
         return preset
 
@@ -173,20 +174,37 @@ def check_prompt(text: str) -> None:
         raise ValueError("the prompt is empty; say what is to be seen, or give its embeddings")
 
 
-def latent_frames(num_frames: int, preset: Preset, stride: int, given: int = 0) -> int:
-    """Latent frames of a video: the first is one frame, each later one `stride`, and they are made chunk by chunk."""
-    chunk = preset.chunk_frames or 1
-    step, least = stride * chunk, 1 + stride * (given + chunk - 1)  # the frames of a chunk, and with the first of them
+class Stretch(Protocol):
+    """How latent frames lie in time: a codec, or its config."""
+
+    @property
+    def stride(self) -> int: ...
+
+    @property
+    def first(self) -> int:
+        """Frames of the first latent frame; each later one is `stride` frames."""
+        ...
+
+
+def frames_of(latents: int, codec: Stretch) -> int:
+    """Frames of so many latent ones, from the start of a video."""
+    return codec.first + codec.stride * (latents - 1) if latents else 0
+
+
+def latent_frames(num_frames: int, preset: Preset, codec: Stretch, given: int = 0) -> int:
+    """Latent frames of a video that is made chunk by chunk, behind given latent frames."""
+    chunk, stride = preset.chunk_frames or 1, codec.stride
+    step, least = stride * chunk, frames_of(given + chunk, codec)  # the frames of a chunk, and with the first of them
     odd = (num_frames - least) % step
     if num_frames < least or odd:
         below = max(least, num_frames - odd)
         nearest = f"{least}" if num_frames < least else f"{below} or {below + step}"
         after = f", after {given} given latent frames" if given else ""
         raise ValueError(
-            f"num_frames={num_frames} given; {chunk} latent frames of {stride} frames (the first of 1) are made at a "
-            f"time{after}: the nearest is {nearest}"
+            f"num_frames={num_frames} given; {chunk} latent frames of {stride} frames (the first of {codec.first}) are "
+            f"made at a time{after}: the nearest is {nearest}"
         )
-    return 1 + (num_frames - 1) // stride
+    return 1 + (num_frames - codec.first) // stride
 
 
 def latent_size(height: int, width: int, patch: int, side: int) -> tuple[int, int]:
@@ -202,7 +220,7 @@ def latent_size(height: int, width: int, patch: int, side: int) -> tuple[int, in
 def _named(endless: bool) -> str:
     """The presets that work in chunks over a cache: with a window or segments, or any."""
     chunked = {name: one for name, one in presets.PRESETS.items() if not one.sees.whole}
-    return ", ".join(name for name, one in chunked.items() if not endless or one.window_frames or one.segment_frames)
+    return ", ".join(name for name, one in chunked.items() if not endless or one.endless)
 
 
 def _solved() -> list[str]:

@@ -37,8 +37,9 @@ from diagonal.engine.warm import Warm
 from diagonal.generation import checks
 from diagonal.generation.chunk_session import DECODED, ChunkSession, ChunkSource, PixelDecoder
 from diagonal.generation.components import NONE, VAE, Components
+from diagonal.generation.pipelined import Beginning, Piped, pipelined
 from diagonal.generation.prompts import PromptTrack
-from diagonal.generation.request import Prompts, Request, latent_size, texts
+from diagonal.generation.request import Prompts, Request, frames_of, latent_size, texts
 from diagonal.generation.session import Clip, collect
 from diagonal.planning.presets import Preset
 from diagonal.text.encoders import embed
@@ -52,9 +53,10 @@ class VideoModel:
 
     def __init__(self, name: str, variant: DiffusionVariant, weights: str, parts: Components) -> None:
         self.name, self.variant, self.weights, self.encoder = name, variant, weights, parts.encoder
-        # Modules have the protocols DiffusionModel and VideoCodec; torch's own typing cannot say so.
+        # Modules have the protocols DiffusionModel or ChunkModel, and VideoCodec; torch's own typing cannot say so.
         self.model, self.vae, self.preview = parts.transformer, parts.vae, parts.preview
         self.runner: Any = self.model  # what the engine calls: the model, or it and others on other GPUs
+        self.special = parts.special  # tokens before a caption
         self.warm = Warm[tuple[tuple[WindowCache, ...], DiffusionModel]]()  # of the last video, on a GPU
         self.quantized: str | None = None  # of quantize.VIDEO_KINDS
         self.sources: tuple[str | Path, ...] = ()  # the checkpoints that its weights were read from
@@ -104,16 +106,19 @@ class VideoModel:
         given = {"num_frames": num_frames, "preset": preset, "schedule": schedule, "seed": seed, "decoder": decoder}
         request = _request(prompt, given).named(self.variant.preset)
         how, (height, width) = request.how(), request.size(self.variant.size)
+        checks.check_preset(self.name, self.variant, request)
         codec, config = self._codec(request.decoder), find("tokenizers", self.variant.vae)
         size = latent_size(height, width, config.patch, self.variant.config.patch)
         known = self._given(request)
-        frames = checks.total_latents(request, how, config.stride, 0 if known is None else known.shape[1])
+        frames = checks.total_latents(request, how, config, 0 if known is None else known.shape[1])
         pixels = PixelDecoder(codec, (height, width), self.device, request.batch is not None)
         planned = {0: request.prompt if request.prompt is not None else request.prompt_embeds, **request.prompt_at}
         prompts = PromptTrack({chunk: one for chunk, one in planned.items() if one is not None}, self._embed)
         shape = (request.batch or 1, frames, self.variant.config.channels, *size)
-        given_frames = 0 if known is None else 1 + (known.shape[1] - 1) * config.stride
-        return ChunkSession(self._source(request, how, known, shape), prompts, pixels, request.num_frames, given_frames)
+        source = self._pipelined if how.pipeline else self._source
+        fresh = how.pipeline and request.image is not None  # a picture is made anew with its chunk
+        given_frames = 0 if known is None or fresh else frames_of(known.shape[1], config)
+        return ChunkSession(source(request, how, known, shape), prompts, pixels, request.num_frames, given_frames)
 
     def generate(
         self,
@@ -177,11 +182,14 @@ class VideoModel:
         if clip is None:
             return None
         vae, state = self._codec(VAE), dict[str, Tensor]()
-        checks.check_clip(clip, request.size(self.variant.size), vae.stride, request.batch)
+        checks.check_clip(clip, request.size(self.variant.size), vae, request.batch)
         frames = torch.from_numpy(np.ascontiguousarray(clip)).to(self.device).movedim(-1, -3)
         frames_BTCHW = frames if frames.ndim == 5 else frames[None]
-        later = frames_BTCHW[:, 1:].split(DECODED * vae.stride, dim=1) if frames_BTCHW.shape[1] > 1 else ()
-        latents = torch.cat([vae.encode(part, state) for part in (frames_BTCHW[:, :1], *later)], dim=1).float()
+        if vae.first > 1:  # not causal
+            latents: Tensor = vae.encode(frames_BTCHW).float()
+        else:
+            later = frames_BTCHW[:, 1:].split(DECODED * vae.stride, dim=1) if frames_BTCHW.shape[1] > 1 else ()
+            latents = torch.cat([vae.encode(part, state) for part in (frames_BTCHW[:, :1], *later)], dim=1).float()
         return latents.expand(request.batch or 1, -1, -1, -1, -1)
 
     def _embed(self, prompts: list[Prompts]) -> list[Tensor]:
@@ -233,6 +241,16 @@ class VideoModel:
 
         total = None if frames is None else sum(how.calls(frames, given))
         return ChunkSource(chunks, total, known, not how.sees.whole, 1 + how.guided)
+
+    def _pipelined(self, request: Request, how: Preset, known: Tensor | None, shape: tuple[Any, ...]) -> ChunkSource:
+        """A video whose chunks are denoised together. `shape` is that of all latents; None in it: without end."""
+        batch, frames, channels, *size = shape
+        begins = Beginning(known, request.image is not None)
+        noise: Any = Gaussian(request.draw_seeds(), self.device)
+        if request.latents is not None:
+            new = frames and frames - begins.whole(how.chunk_frames or 1)
+            noise = _Start(self._noise(request, (batch, new, channels, *size)), noise)
+        return pipelined(self.model, Piped(how, frames, (size[0], size[1]), self.special), noise, begins)
 
     def _negative(self, request: Request) -> Tensor:
         """Embeddings of what a video is guided away from."""

@@ -19,12 +19,14 @@ from diagonal.planning.denoising.even import Even
 from diagonal.planning.denoising.explicit import Explicit
 from diagonal.planning.denoising.forcing import Forcing
 from diagonal.planning.denoising.noise import CLEAN, LAST, START
+from diagonal.planning.denoising.quadratic import A_QUARTER, Quadratic
 from diagonal.planning.denoising.teacher import Teacher
 from diagonal.planning.lag import SEES_ALL, Sees
+from diagonal.planning.passes import DISTILLED, GUIDED, PIPELINES, pipeline_calls
 from diagonal.planning.segments import Cut
 
-RENOISE, UNIPC, UNIPC_IN_PLACE = "renoise", "unipc", "unipc-in-place"
-SOLVERS = (RENOISE, UNIPC, UNIPC_IN_PLACE)
+RENOISE, UNIPC, UNIPC_IN_PLACE, EULER = "renoise", "unipc", "unipc-in-place", "euler"
+SOLVERS = (RENOISE, UNIPC, UNIPC_IN_PLACE, EULER)
 WHOLE = Sees(whole=True)
 
 
@@ -40,6 +42,7 @@ class Preset:
     guidance_scale: float = 1.0  # 1: without classifier-free guidance
     sees: Sees = SEES_ALL  # what a chunk sees of what the window holds, or of the whole video
     solver: str = RENOISE  # between levels: of SOLVERS, see `engine.chunks.solvers`
+    pipeline: str = ""  # of PIPELINES: how chunks that are in a call together are guided, each at its own level
     segment_frames: int | None = None  # longer videos are made in segments, each with positions from 0; None: in one
     overlap_frames: int = 0  # latent frames that a segment begins with, from the end of the one before
     overlap_level: float = 0.0  # as the model is shown them, a timestep: a little noise hides the seam
@@ -61,10 +64,17 @@ class Preset:
             raise ValueError("a lag given with relative positions: chunks that overlap have no one place of the sink")
         if self.solver not in SOLVERS:
             raise ValueError(f"solver {self.solver!r} is not known; known: {', '.join(SOLVERS)}")
-        if self.solver != RENOISE and not isinstance(self.schedule, Teacher | Forcing):
+        if self.solver in (UNIPC, UNIPC_IN_PLACE) and not isinstance(self.schedule, Teacher | Forcing):
             raise ValueError(
                 f"schedule {spec(self.schedule)!r} given; presets with a solver take a number of steps, such as 30, or "
                 "forcing:steps=30,lag=5"
+            )
+        if self.pipeline not in ("", *PIPELINES):
+            raise ValueError(f"pipeline {self.pipeline!r} is not known; known: {', '.join(PIPELINES)}")
+        if self.pipeline and not (isinstance(self.schedule, Quadratic) and self.sees.reach and self.solver == EULER):
+            raise ValueError(
+                f"schedule {spec(self.schedule)!r} given; a pipeline takes a number of steps, such as 16, or "
+                "quadratic:steps=16,lag=4, straight steps, and chunks that see a number of others"
             )
         self._check_segments()
 
@@ -92,7 +102,20 @@ class Preset:
     def calls(self, frames: int, given: int = 0) -> list[int]:
         """Model calls for each chunk of a video of so many latent frames, so many of which are given."""
         own = self.for_frames(frames)
+        if self.pipeline:
+            return pipeline_calls(self.pipeline, self.schedule, own.sees, *self._chunks(frames, given))
         return [(1 + self.guided) * count for count in own.cut.calls(self.schedule, self.sees, frames, given)]
+
+    def _chunks(self, frames: int, given: int) -> tuple[int, int]:
+        """New chunks of a video of so many latent frames, and whole ones that are given."""
+        size = self.chunk_frames or frames
+        return frames // size - given // size, given // size
+
+    @property
+    def endless(self) -> bool:
+        """Whether a video may have no end: what chunks see is limited."""
+        limited = (self.window_frames, self.segment_frames, self.pipeline or None)
+        return any(one is not None for one in limited)
 
     @property
     def guided(self) -> bool:
@@ -108,13 +131,15 @@ class Preset:
         """The same with another schedule, of this shift if the text gives none.
 
         Digits alone are steps in the preset's own spacing (even ones where it has a list): 4444444 of `self-forcing`
-        is 1000, 937.5, 833.33, 625 for each chunk. Of `wan` and `skyreels` they are the number of steps: 50.
+        is 1000, 937.5, 833.33, 625 for each chunk. Of `wan`, `skyreels` and `magi` they are the number of steps.
         """
         schedule = self.schedule
         if not is_steps(text):
             named = parse(text)
             return replace(self, schedule=named if "shift=" in text else _with_shift(named, self.shift))
         steps = text.strip()
+        if isinstance(schedule, Quadratic):
+            return replace(self, schedule=replace(schedule, steps=int(steps), lag=A_QUARTER))
         if isinstance(schedule, Teacher | Forcing):
             return replace(self, schedule=replace(schedule, steps=int(steps)))
         if isinstance(schedule, Diagonal):
@@ -145,6 +170,14 @@ _SKYREELS = Preset(
     overlap_frames=5,
     overlap_level=20.0,
 )
+
+
+def _magi(steps: int, pipeline: str) -> Preset:
+    """MAGI-1: four chunks of 6 latent frames in a call, over one finished one. At first a chunk sees four before it."""
+    sees = Sees(reach=(5, 4, 3, 2), context_reach=1)
+    return Preset(Quadratic(steps), chunk_frames=6, sees=sees, solver=EULER, pipeline=pipeline)
+
+
 PRESETS = {
     "diagonal-distillation": Preset(Diagonal(), window_frames=12, sink_frames=3),
     "infinity": Preset(Even(context="last"), window_frames=12, sink_frames=3, relative_rope=True),
@@ -154,6 +187,9 @@ PRESETS = {
     "causvid": Preset(Explicit("t1000-t757-t522", shift=8.0)),
     "wan": Preset(Teacher(), chunk_frames=None, guidance_scale=6.0, sees=WHOLE, solver=UNIPC),
     "skyreels": _SKYREELS,
+    "magi": _magi(64, GUIDED),
+    "magi-24b": _magi(32, GUIDED),
+    "magi-distilled": _magi(16, DISTILLED),
     "skyreels-full": replace(_SKYREELS, sees=WHOLE),  # as its authors run it: all latents in every call
     # Their other mode: all latents at one level, in videos of any length that the model can see at once.
     "skyreels-sync": Preset(Teacher(30), chunk_frames=None, guidance_scale=6.0, sees=WHOLE, solver=UNIPC_IN_PLACE),

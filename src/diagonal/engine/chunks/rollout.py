@@ -5,17 +5,17 @@ The only place that turns a `Preset` into these: inference, training on rollouts
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from diagonal.engine.chunks.cache import WindowCache, WindowSpec
 from diagonal.engine.chunks.denoise import DenoiseSettings
 from diagonal.engine.chunks.protocols import DiffusionModel, Noise
-from diagonal.engine.chunks.solvers import UniPC
+from diagonal.engine.chunks.solvers import Euler, Solver, UniPC
 from diagonal.planning.denoising.noise import START, FlowTable
 from diagonal.planning.lag import most_together
-from diagonal.planning.presets import RENOISE, UNIPC_IN_PLACE, Preset
+from diagonal.planning.presets import EULER, RENOISE, UNIPC, UNIPC_IN_PLACE, Preset
 
 LONG = 256  # chunks after which no schedule has more of them in a call
 
@@ -61,15 +61,20 @@ def frame_tokens(model: DiffusionModel, size: Sequence[int]) -> int:
 def settings_of(preset: Preset, noise: Noise, size: Sequence[int]) -> DenoiseSettings:
     """How latents of this height and width are denoised under a preset that works in chunks."""
     assert preset.chunk_frames is not None
-    solves, in_place = preset.solver != RENOISE, preset.solver == UNIPC_IN_PLACE
+    solvers: dict[str, Callable[[], Solver] | None] = {
+        RENOISE: None,
+        UNIPC: lambda: UniPC(preset.schedule),
+        UNIPC_IN_PLACE: lambda: UniPC(preset.schedule, True),
+        EULER: Euler,
+    }
     return DenoiseSettings(
         preset.schedule,
-        _straight if solves else FlowTable(preset.shift).sigma,
+        FlowTable(preset.shift).sigma if preset.solver == RENOISE else _straight,
         noise,
         (size[0], size[1]),
         preset.chunk_frames,
         sees=preset.sees,
-        solver=(lambda: UniPC(preset.schedule, in_place)) if solves else None,
+        solver=solvers[preset.solver],
     )
 
 

@@ -101,13 +101,15 @@ def diffusion_variant(name: str) -> DiffusionVariant:
     found = find("models", name)
     if not isinstance(found, DiffusionVariant):
         raise ValueError(f"{name} is a model of tokens; distillation needs one that denoises, such as wan/tiny")
+    if found.pipelined:
+        raise ValueError(f"{name} denoises chunks together and is not trained here; take wan/tiny or doom-t2v")
     return found
 
 
 def in_latents(name: str, method: Distillation, num_frames: int, max_frames: int | None = None) -> Distillation:
     """The method for videos of so many frames that are scored, of rollouts of at most `max_frames`."""
-    stride = find("tokenizers", diffusion_variant(name).vae).stride
-    scored, longest = (latent_frames(one, method.preset, stride) for one in (num_frames, max_frames or num_frames))
+    codec = find("tokenizers", diffusion_variant(name).vae)
+    scored, longest = (latent_frames(one, method.preset, codec) for one in (num_frames, max_frames or num_frames))
     return replace(method, scored=scored, longest=longest)
 
 
