@@ -81,7 +81,7 @@ class Shown:
     prompt_at: Annotated[
         list[str] | None, typer.Option(help="'CHUNK:text': another prompt from a chunk on; may be repeated.")
     ] = None
-    negative_prompt: Annotated[str | None, typer.Option(help="Guided away from it; for --preset wan.")] = None
+    negative_prompt: Annotated[str | None, typer.Option(help="Guided away from it; for presets with guidance.")] = None
     image: Annotated[Path | None, typer.Option(help="Picture to begin with.")] = None
     video: Annotated[Path | None, typer.Option(help="Clip to go on from.")] = None
     prompt_frames: Annotated[
@@ -129,13 +129,15 @@ class Denoising:
 
     preset: Annotated[
         str | None,
-        typer.Option(help="How it was trained to be run: a name (diagonal-distillation if left out) or a YAML file."),
+        typer.Option(help="How it was trained to be run: a name (the model's own if left out) or a YAML file."),
     ] = None
     schedule: Annotated[
         str | None, typer.Option(help="Denoising steps of each chunk, such as 4322222. Default: the preset's.")
     ] = None
-    guidance_scale: Annotated[float | None, typer.Option(help="Classifier-free guidance, for --preset wan.")] = None
-    num_inference_steps: Annotated[int | None, typer.Option(help="Denoising steps, for --preset wan.")] = None
+    guidance_scale: Annotated[float | None, typer.Option(help="Classifier-free guidance, of presets that have it.")] = (
+        None
+    )
+    num_inference_steps: Annotated[int | None, typer.Option(help="Denoising steps, of presets with guidance.")] = None
     keep_sink: Annotated[
         bool | None, typer.Option("--keep-sink/--no-keep-sink", help="A sink keeps the prompt that it had (default).")
     ] = None

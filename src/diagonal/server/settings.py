@@ -44,8 +44,9 @@ class Settings:
     token: str | None = None
     origins: tuple[str, ...] = ()
     seats: int = 8  # sessions of each world at a time
-    data: Path | None = None  # the folder of all that is written; None: one that goes with the server
+    data: Path | None = None  # the folder of all that is written; None: nothing is
     marking: Marking = UNMARKED  # of all videos that are written; the command has them signed
+    jobs: bool = True  # whether videos are made in the background; servers that share their clients do not share jobs
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

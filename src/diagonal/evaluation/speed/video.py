@@ -46,7 +46,7 @@ floor_ratio         mean_ms / floor_ms
 tflops              10^12 operations per second of the best of several products of large matrices in the same run
 fps                 frames / (steps * mean_ms): latents alone
 fps_with_tokenizer  the same frames as pixels in the host's memory, streamed: chunks are decoded while the next one is
-                    denoised (of the preset wan after all is denoised); from the start to the last frame; median over
+                    denoised (where all are made at once, after that); from the start to the last frame; median over
                     repeats
 first_frame_ms      the calls of the first chunk and the decoding of its first latent frame, one after the other;
                     where these are not decoded by themselves, of its first three
