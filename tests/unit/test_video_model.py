@@ -405,6 +405,7 @@ def test_random_weights_are_those_of_the_seed() -> None:
         ("wan/1.3b", None, "needs weights: give a file, a folder or a hub id"),
         ("wan/tiny", Weights("random", lora=["x"]), "lora given, but the weights are random"),
         ("wan/tiny", "nowhere.pt", "do not exist"),
+        ("mcar/tiny", Weights("random", vae="none"), "Weights with vae given; mcar/tiny is a token model"),
         ("mcar/tiny", Weights("random", special_tokens="x"), "Weights with special_tokens given; .* is a token model"),
     ],
 )

@@ -70,6 +70,21 @@ class WeightMap:
     beside: str = ""  # where a file has no prefix for the model: the one of the tokenizer's keys in it
 
 
+@dataclass(frozen=True, slots=True)
+class TensorParallel:
+    """How a model's layers are divided among GPUs (Shoeybi et al., 2019: Megatron-LM). '{}' stands for any layer.
+
+    Of `column_parallel` layers every GPU has a part of the outputs. They name the matrices that lie one below the other
+    in them, each by the field of the config that counts its units: of ("heads", "kv_heads", "kv_heads") every GPU has
+    as many of each. `row_parallel` layers read these parts; their results are summed over all GPUs. `counts` are the
+    modules' numbers of heads, which become those of one GPU. All else is whole everywhere.
+    """
+
+    column_parallel: Mapping[str, tuple[str, ...]]
+    row_parallel: tuple[str, ...]
+    counts: tuple[str, ...]
+
+
 State = Mapping[str, Tensor]
 # Adapts the model's and the tokenizer's config to a checkpoint: (config, tokenizer config, (model state, tokenizer
 # state), hyper-parameters by path) -> both configs.

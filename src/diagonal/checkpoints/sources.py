@@ -15,6 +15,8 @@ ASSETS = Path(__file__).parents[1] / "assets"
 PICKLED = (".ckpt", ".bin", ".pt", ".pth", ".pth.tar")
 SCRIPTED = ".jit"
 READABLE = (".safetensors", *PICKLED, SCRIPTED)
+SHARD_OF = re.compile(r"(.*-)(\d+)-of-(\d+)(\.\w+)")  # model-00001-of-00003.safetensors
+MOST_SHARDS = 10_000
 INDEX, MAX_INDEX = ".index.json", 2**26  # which names the shards of a checkpoint; bytes
 HALVES = {f"encoder{SCRIPTED}", f"decoder{SCRIPTED}"}  # of a tokenizer; a third file beside them holds both again
 
@@ -81,12 +83,30 @@ def files(path: Path) -> list[Path]:
         found = sorted(file for file in path.glob(f"*{suffix}") if not file.name.startswith("."))
         halves = [file for file in found if file.name in HALVES]
         if len(found) == 1 or (found and suffix == ".safetensors"):
+            _check_shards(found)
             return found
         if len(halves) == len(HALVES):
             return halves
         if found:
             raise ValueError(f"{path} holds {len(found)} {suffix} files; name the one to load")
     raise FileNotFoundError(f"{path} holds no checkpoint ({', '.join(READABLE)})")
+
+
+def _check_shards(found: Sequence[Path]) -> None:
+    """Refuse files that say they are parts of more than there are."""
+    numbered = [match for path in found if (match := SHARD_OF.fullmatch(path.name))]
+    there = {match[0] for match in numbered}
+    for match in numbered:
+        if int(match[3]) > MOST_SHARDS:
+            raise ValueError(
+                f"{found[0].parent / match[0]} says it is one of {int(match[3])} files; {MOST_SHARDS} are allowed"
+            )
+        names = [f"{match[1]}{n:0{len(match[2])}}-of-{match[3]}{match[4]}" for n in range(1, int(match[3]) + 1)]
+        missing = [name for name in names if name not in there]
+        if missing:
+            raise FileNotFoundError(
+                f"{found[0].parent} lacks {some(missing)}: {len(there)} of {int(match[3])} shards are there"
+            )
 
 
 def _indexed(path: Path) -> list[Path]:

@@ -21,6 +21,7 @@ from diagonal.generation.prompts import PromptTrack, Receipt
 from diagonal.generation.request import check_prompt
 from diagonal.generation.session import Piece
 from diagonal.media.video import VideoArray
+from diagonal.tokenizers.by_rows import DecoderByRows
 
 DECODED = 3  # latent frames that are decoded together: more take memory and win nothing
 
@@ -43,7 +44,9 @@ class PixelDecoder:
     def __init__(self, codec: Any, size: tuple[int, int], device: torch.device, batched: bool) -> None:
         self._codec, self._size, self.device, self._batched = codec, size, device, batched
         self._state: dict[str, Tensor] = {}
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # Ranks that decode together speak in one order: after the chunk, not beside the next one.
+        alone = device.type == "cuda" and not isinstance(codec, DecoderByRows)
+        self._stream = torch.cuda.Stream(device) if alone else None
 
     @property
     def apart(self) -> bool:

@@ -35,6 +35,8 @@ from diagonal.catalog.names import find
 from diagonal.catalog.variants import DiffusionVariant, Variant
 from diagonal.engine.kernels.visibility import whole_blocks
 from diagonal.engine.protocols import CacheSpec
+from diagonal.engine.ranks import Ranks
+from diagonal.models.sharding import divide
 from diagonal.planning.plan import Plan
 
 GB = 10**9
@@ -58,10 +60,13 @@ class Estimate:
         return self.weights + self.tokenizer + self.cache + self.activations
 
 
-def estimate(variant: Variant, plans: Sequence[Plan], batch: int, dtype: torch.dtype) -> Estimate:
-    """The memory that decoding these plans, one after the other with one cache, takes on a GPU."""
+def estimate(variant: Variant, plans: Sequence[Plan], batch: int, dtype: torch.dtype, gpus: int = 1) -> Estimate:
+    """The memory that decoding these plans, one after the other with one cache, takes on a GPU: alone, or on each of
+    several that share the model by tensor parallelism."""
     with torch.device("meta"):
         model, tokenizer = variant.config.build(), find("tokenizers", variant.tokenizer).build()
+    if gpus > 1:
+        divide(model, "the model", Ranks(0, gpus, torch.device("meta")))
     spec, slots = cast(CacheSpec, model.cache_spec), whole_blocks(max(plan.layout.length for plan in plans))
     return Estimate(
         weights=_numbers(model) * dtype.itemsize,

@@ -10,6 +10,7 @@ the same for models of tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from diagonal.engine.chunks.graphs import ChunkGraphs
 from diagonal.engine.chunks.protocols import Denoiser, DiffusionModel
 from diagonal.engine.chunks.rollout import cache_of, frame_tokens, settings_of, window_of
 from diagonal.engine.chunks.segments import segmented
+from diagonal.engine.chunks.sequence import SequenceParallel
+from diagonal.engine.ranks import Ranks
 from diagonal.engine.warm import Warm
 from diagonal.generation import checks
 from diagonal.generation.chunk_session import DECODED, ChunkSession, ChunkSource, PixelDecoder
@@ -40,6 +43,7 @@ from diagonal.generation.request import Prompts, Request, frames_of, latent_size
 from diagonal.generation.session import Clip, collect
 from diagonal.planning.presets import Preset
 from diagonal.text.encoders import embed
+from diagonal.tokenizers.by_rows import DecoderByRows
 
 OUTPUTS = ("np", "pt", "latent")
 
@@ -51,6 +55,7 @@ class VideoModel:
         self.name, self.variant, self.weights, self.encoder = name, variant, weights, parts.encoder
         # Modules have the protocols DiffusionModel or ChunkModel, and VideoCodec; torch's own typing cannot say so.
         self.model, self.vae, self.preview = parts.transformer, parts.vae, parts.preview
+        self.runner: Any = self.model  # what the engine calls: the model, or it and others on other GPUs
         self.special = parts.special  # tokens before a caption
         self.warm = Warm[tuple[tuple[WindowCache, ...], DiffusionModel]]()  # of the last video, on a GPU
         self.quantized: str | None = None  # of quantize.VIDEO_KINDS
@@ -70,6 +75,18 @@ class VideoModel:
             self.quantized = kind
             self.warm.clear()
         return self
+
+    def shared_by(self, ranks: Ranks) -> VideoModel:
+        """The same model, computed by all ranks together: chunks by sequence parallelism, frames by rows. A group of
+        one has the model itself."""
+        if ranks.world == 1:
+            return self
+        other = copy(self)
+        other.runner = SequenceParallel(self.model, ranks)
+        other.warm = Warm[tuple[tuple[WindowCache, ...], DiffusionModel]]()
+        if self.vae is not None:
+            other.vae = DecoderByRows(self.vae, ranks)
+        return other
 
     def stream(
         self,
@@ -140,6 +157,8 @@ class VideoModel:
         """
         if self.quantized:
             raise ValueError(f"{self.name} has weights of {self.quantized}, which are not saved; do not quantise it")
+        if self.runner is not self.model:
+            raise ValueError(f"{self.name} is shared by {self.runner.ranks.world} processes; save the model of one")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         modules = {"transformer": self.model} | ({} if self.vae is None else {"tokenizer": self.vae})
@@ -245,15 +264,15 @@ class VideoModel:
         video, if they fit."""
         batch, frames, _, *size = shape
         if how.sees.whole:
-            return None, ((), self.model)
+            return None, ((), self.runner)
         window = window_of(how, frames)
         # On a CPU attention is quicker in float32, whatever the weights are.
         dtype = torch.float32 if self.device.type == "cpu" else next(self.model.parameters()).dtype
-        kind = (window, frame_tokens(self.model, size), batch, dtype)
+        kind = (window, frame_tokens(self.runner, size), batch, dtype)
 
         def make() -> tuple[tuple[WindowCache, ...], DiffusionModel]:
-            caches = [cache_of(self.model, window, size, batch, self.device, dtype) for _ in range(1 + how.guided)]
-            return tuple(caches), ChunkGraphs(self.model, caches[0]) if capture else self.model
+            caches = [cache_of(self.runner, window, size, batch, self.device, dtype) for _ in range(1 + how.guided)]
+            return tuple(caches), ChunkGraphs(self.runner, caches[0]) if capture else self.runner
 
         return (kind, self.warm.take(kind, make)) if capture else (kind, make())
 

@@ -28,6 +28,7 @@ from diagonal.generation.components import NONE, Components, Weights, published,
 from diagonal.generation.request import latent_frames, latent_size
 from diagonal.planning.denoising import spec
 from diagonal.text.encoders import embed, prepare
+from diagonal.training.batch import at_once
 from diagonal.training.data.latents import Solving, Source, Trajectories, record, shards
 from diagonal.training.data.prompts import FilePrompts
 from diagonal.training.latents.diffusion import preset_sigmas
@@ -93,17 +94,6 @@ class DistillConfig:
         run = {name: getattr(self.run, name) for name in ("seed", "clip", "ema", "ema_from")}
         digest = hashlib.sha256(text.encode()).hexdigest()
         return kept | run | {"batch": self.batch, "size": self.size, "prompts": digest} | method
-
-
-def at_once(batch: int, processes: int, accumulate: int | None) -> int:
-    """The size of the micro-batches, where each of the processes accumulates the gradients of so many."""
-    count = processes * (accumulate or 1)
-    if min(batch, count) < 1 or batch % count:
-        raise ValueError(
-            f"a batch of {batch} given for {processes} processes in {accumulate or 1} parts each; it must be a "
-            f"multiple of {count}"
-        )
-    return 1 if accumulate is None else batch // count
 
 
 def diffusion_variant(name: str) -> DiffusionVariant:
