@@ -106,7 +106,7 @@ def _requests(source: WorldSource, grid: StepGrid, schedules: list[str], frames:
 
     name, variant = source.model, diffusion_variant(find("models", source.model), source.model)
     options = given(source)
-    refuse({key: options[key] for key in ("tokenizer",) if key in options}, name)
+    refuse({key: options[key] for key in ("tokenizer", "lora") if key in options}, name)
     if grid.prompts is None:
         raise ValueError(f"--prompts, a file of prompts, is needed: {name} makes videos of texts")
     weights = Weights(source.weights, **chosen(grid, "vae", "text_encoder"))

@@ -7,6 +7,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from diagonal.server.video_models import ServedVideo
 from diagonal.server.world_models import ServedWorld
 
 Served = ServedWorld | ServedVideo
+GOODBYE = 5.0  # seconds in which clients are told that the server stops
 log = logging.getLogger(__name__)
 
 
@@ -79,6 +81,10 @@ class House:
                 continue
             session.close(reason, snapshot)
             self._keep(name, snapshot)
+        with suppress(TimeoutError):  # who does not read is not waited for
+            async with asyncio.timeout(GOODBYE):
+                while self.sessions or self.videos:
+                    await asyncio.sleep(0.02)
 
     def stop(self) -> None:
         """End the threads of all worlds."""
