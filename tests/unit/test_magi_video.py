@@ -12,10 +12,12 @@ from torch import Tensor
 import diagonal
 from diagonal.catalog.names import find
 from diagonal.engine.pipeline.texts import SpecialTokens
+from diagonal.engine.ranks import Ranks
 from diagonal.generation import checks
 from diagonal.generation.request import Request
 from diagonal.generation.video import VideoModel
 from diagonal.planning.presets import PRESETS, Preset
+from diagonal.scale.parallel import check_sequence_parallel
 from tests.tiny import build
 
 FAST = "quadratic:steps=4,lag=1"
@@ -204,6 +206,14 @@ def test_other_models_refuse_its_presets(model: VideoModel) -> None:
         )
     with pytest.raises(ValueError, match="magi/tiny runs under magi, magi-24b, magi-distilled"):
         model.stream("any", num_frames=48, preset="wan")
+
+
+def test_several_gpus_are_refused(model: VideoModel) -> None:
+    check_sequence_parallel("magi/tiny", 1)
+    with pytest.raises(ValueError, match=r"magi/4\.5b denoises chunks together, which are not divided among GPUs"):
+        check_sequence_parallel("magi/4.5b", 2)
+    with pytest.raises(ValueError, match="run it on one"):
+        model.shared_by(Ranks(0, 2, torch.device("cpu")))
 
 
 def test_a_pipeline_needs_its_own_schedule() -> None:

@@ -214,6 +214,12 @@ def check_preset(name: str, variant: DiffusionVariant, request: Request) -> None
         raise ValueError(f"{request.batch} prompts given; {name} makes one video at a time: ask for them one by one")
 
 
+def check_shared(name: str, variant: DiffusionVariant) -> None:
+    """Refuse several GPUs for a video where one makes it."""
+    if variant.pipelined:
+        raise ValueError(f"{name} denoises chunks together, which are not divided among GPUs; run it on one")
+
+
 def begins_with(request: Request) -> VideoArray | None:
     """The frames ([B,] T, H, W, 3) that a video begins with."""
     return request.image[..., None, :, :, :] if request.image is not None else request.video

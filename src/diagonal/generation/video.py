@@ -81,6 +81,7 @@ class VideoModel:
         one has the model itself."""
         if ranks.world == 1:
             return self
+        checks.check_shared(self.name, self.variant)
         other = copy(self)
         other.runner = SequenceParallel(self.model, ranks)
         other.warm = Warm[tuple[tuple[WindowCache, ...], DiffusionModel]]()

@@ -21,6 +21,7 @@ from diagonal.engine.chunks.protocols import DiffusionModel
 from diagonal.engine.chunks.sequence import SequenceParallel
 from diagonal.engine.ranks import Ranks
 from diagonal.engine.ranks import ranks_of as ranks_of
+from diagonal.generation.checks import check_shared
 from diagonal.generation.components import Weights
 from diagonal.generation.load import Place, load_world
 from diagonal.generation.world import World
@@ -43,6 +44,8 @@ def check_tensor_parallel(name: str, world: int) -> None:
 def check_sequence_parallel(name: str, world: int) -> None:
     """Refuse a diffusion model whose heads so many GPUs cannot share."""
     variant = diffusion_variant(find("models", name), name)
+    if world > 1:
+        check_shared(name, variant)
     with torch.device("meta"):
         SequenceParallel(cast(DiffusionModel, variant.config.build()), Ranks(0, world, torch.device("meta")))
 
