@@ -174,7 +174,7 @@ def _as_parts(form: dict[str, Any]) -> list[tuple[str, tuple[None, str]]]:
         ({"model": VIDEO, "prompt": PROMPT, "width": 100}, None, "multiple"),
         ({"model": VIDEO, "prompt": PROMPT, "size": "1280x720"}, None, "at most 128x96"),
         ({"model": VIDEO, "prompt": PROMPT, "schedule": "nonsense"}, None, "nonsense"),
-        ({"model": VIDEO, "prompt": PROMPT, "guidance_scale": 5.0}, None, "preset wan"),
+        ({"model": VIDEO, "prompt": PROMPT, "guidance_scale": 5.0}, None, "presets wan"),
     ],
 )
 def test_what_cannot_be_made_is_refused_by_name(

@@ -1,0 +1,1 @@
+"""Above one GPU: one model on several (`parallel`)."""
