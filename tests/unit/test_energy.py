@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import time
 
 import pytest
@@ -35,8 +37,8 @@ def test_the_gpu_is_asked_for_its_power(said: str, watts: float | None, monkeypa
     class Done:
         stdout = said
 
-    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr("subprocess.run", lambda *_, **__: Done)
+    monkeypatch.setattr(shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: Done)
     assert gpu_watts() == watts
-    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
     assert gpu_watts() is None
