@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from diagonal.cli import app, err, load_world
-from diagonal.cli.options import Computing, WorldSource, flat, refuse
+from diagonal.cli.options import Computing, WorldSource, flat, given, refuse
+from diagonal.cli.serve_ray import OnRay, config_of, serve_on_ray
 from diagonal.cli.signing import Watermarking
 
 if TYPE_CHECKING:
@@ -74,16 +75,39 @@ class Reached:
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser, where there is one.")] = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """Where sessions outlive the process that they are played in."""
+
+    panel: ClassVar[str] = "Sessions"
+
+    snapshots: Annotated[
+        str | None,
+        typer.Option(help="Folder, or address such as s3://bucket/sessions, to keep sessions in. Default: in --data."),
+    ] = None
+    snapshot_every: Annotated[int, typer.Option(min=1, help="Frames between two snapshots of a session.")] = 16
+
+
 @app.command()
 @flat
-def serve(served: Served, computing: Computing, reached: Reached, signing: Watermarking) -> None:
+def serve(
+    served: Served, computing: Computing, reached: Reached, kept: Kept, signing: Watermarking, on_ray: OnRay
+) -> None:
     """Serve worlds to a browser: a page, a WebSocket to play on, and what docs/serving.md says."""
+    if on_ray.ray:
+        groups = (served, computing, reached, kept, signing)
+        serve_on_ray(on_ray, config_of(on_ray, groups))
+        return
+    refuse(given(on_ray), "a server of one process, without --ray")
     try:
         from diagonal.server.app import create_app
         from diagonal.server.run import serve as run
+        from diagonal.server.store import SnapshotStore
     except ImportError as error:
         raise ValueError(f"serving needs more packages ({error}): pip install 'diagonal[serve]'") from error
-    names, settings = served.names, _settings(served, reached, signing)
+    names, settings = served.names, _settings(served, reached, kept, signing)
+    if settings.store is not None:
+        SnapshotStore(settings.store, settings.keep).check()
     models = {name: _open(name, served, computing, settings) for name in names}
 
     def ready(address: str) -> None:
@@ -94,8 +118,9 @@ def serve(served: Served, computing: Computing, reached: Reached, signing: Water
     run(create_app(settings, models), settings, ready)
 
 
-def _settings(served: Served, reached: Reached, signing: Watermarking) -> Settings:
+def _settings(served: Served, reached: Reached, kept: Kept, signing: Watermarking) -> Settings:
     from diagonal.server.settings import Settings
+    from diagonal.server.store import StoreLimits
 
     return Settings(
         host=reached.host,
@@ -104,6 +129,8 @@ def _settings(served: Served, reached: Reached, signing: Watermarking) -> Settin
         origins=tuple(reached.allow_origin or ()),
         seats=served.seats,
         data=reached.data,
+        snapshots=kept.snapshots,
+        keep=StoreLimits(every=kept.snapshot_every),
         marking=signing.marking(None),
     )
 

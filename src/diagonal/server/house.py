@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from diagonal.server.video_models import ServedVideo
 from diagonal.server.world_models import ServedWorld
 
 Served = ServedWorld | ServedVideo
+Elsewhere = Callable[[str, str], Awaitable[bytes | None]]
 PRUNED_EVERY = 3600.0  # seconds
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class House:
         store = settings.store
         self.keeping = None if store is None else Keeping(SnapshotStore(store, settings.keep))
         self._pruning: asyncio.Task[None] | None = None
+        self.elsewhere: Elsewhere | None = None  # asks other servers for a file of a session that is not here
 
     def start(self) -> None:
         """Start the threads of all worlds."""
