@@ -36,6 +36,7 @@ ROOMS = (
     "training",
     "recipes",
     "server",
+    "scale",
     "cli",
 )
 WITHOUT_TORCH = ("planning", "media", "catalog.names", "worlds", "cli")

@@ -16,7 +16,8 @@ from diagonal.cli import app, err, out, print_json, progress_bar, remark_random
 from diagonal.cli.options import Computing, Fitting, Json, chosen, flat, given, refuse
 from diagonal.cli.prompts import check_computing, check_is_text
 from diagonal.cli.signing import Watermarking
-from diagonal.cli.video_prompts import Many
+from diagonal.cli.spread import Spread
+from diagonal.cli.video_prompts import Making, Many
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -189,6 +190,7 @@ def video(
     drawn: SamplingOptions,
     output: Output,
     signing: Watermarking,
+    spread: Spread,
 ) -> None:
     """Make a video from a prompt with a diffusion model: frames are written as they complete."""
     if output.out_path == "-" and output.as_json:
@@ -207,6 +209,7 @@ def video(
     variant = diffusion_variant(find("models", name), name)
     many = None if shown.prompts is None else Many.of(shown.prompts, shown.each or 1, drawn.seed or 0, output.out_path)
     if many is None:
+        refuse(given(spread), "one video: --ray is for many (--prompts)")
         check_target(output.out_path)
     usual = size.height or variant.size[0], size.width or variant.size[1]
     request = Request(
@@ -224,7 +227,16 @@ def video(
     marking = signing.marking(None if many is not None else output.out_path)
     if many is not None:
         many.check(variant, source)
-        many.make(load_video(name, source, computing), request, (output.scale or 1, marking), output.as_json)
+        making = Making(
+            name=name,
+            source=source,
+            computing=computing,
+            request=request,
+            scale=output.scale or 1,
+            signing=signing,
+            out=many.out.resolve(),
+        )
+        many.make(making, variant, spread, output.as_json)
         return
     model = load_video(name, source, computing)
     session = model.stream(request)
