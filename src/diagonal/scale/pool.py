@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -89,24 +90,35 @@ def each(ray: Any, actors: Actors, open_: Open, items: Sequence[Item]) -> Iterat
     """Do all items, in any order. Where there is none, one actor opens all the same, for what is checked then."""
     count = len(items) or 1
     asked = actors.of(ray, len(items))
-    _be_quiet()
-    rows = ray.data.from_items([{"number": number} for number in range(count)], override_num_blocks=count)
-    told = rows.map_batches(
-        Worker,
-        fn_constructor_args=(open_, [*items]),
-        batch_size=1,
-        compute=ray.data.ActorPoolStrategy(size=asked.count),
-        num_gpus=asked.gpus or None,
-        num_cpus=asked.cpus,
-        max_restarts=AGAIN,
-        max_task_retries=AGAIN,
-    )
-    for row in told.iter_rows():
-        found = json.loads(row["told"])
-        if not found["opened"]:
-            raise OpeningError(found["error"])
-        if items:
-            yield Done(items[row["number"]], found["result"], found["error"])
+    with warnings.catch_warnings():  # Ray 2.60 has no other way yet to say how often to try again
+        warnings.simplefilter("ignore")
+        _be_quiet()
+        rows = ray.data.from_items([{"number": number} for number in range(count)], override_num_blocks=count)
+        told = rows.map_batches(
+            Worker,
+            fn_constructor_args=(open_, [*items]),
+            batch_size=1,
+            compute=ray.data.ActorPoolStrategy(size=asked.count),
+            num_gpus=asked.gpus or None,
+            num_cpus=asked.cpus,
+            ray_remote_args_fn=_with_another_try,
+        )
+    try:
+        for row in told.iter_rows():
+            found = json.loads(row["told"])
+            if not found["opened"]:
+                raise OpeningError(found["error"])
+            if items:
+                yield Done(items[row["number"]], found["result"], found["error"])
+    except ray.exceptions.RayError as error:
+        raise ValueError(
+            f"the actors ended before all was done ({_said(error)}); the same command again does what is missing"
+        ) from error
+
+
+def _with_another_try() -> dict[str, int]:
+    """Without it Ray would replace an actor for ever that an item makes run out of memory."""
+    return {"max_restarts": AGAIN, "max_task_retries": AGAIN}
 
 
 def _said(error: Exception) -> str:

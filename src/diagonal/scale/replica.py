@@ -79,12 +79,15 @@ class Replica:
     """Made by Serve, in a process of its own."""
 
     def __init__(self, args: dict[str, Any]) -> None:
+        from ray import serve
+
         from diagonal.server.app import create_app
 
         asked = ServeArgs.model_validate(args)
         settings = asked.settings()
         self._app = create_app(settings, {name: open_model(name, asked, settings) for name in asked.models})
         self._house = self._app.state.house
+        self._house.replica = serve.get_replica_context().replica_tag
         self._house.elsewhere = self._ask_others
         self._watching: asyncio.Task[None] | None = None
         self._moving: asyncio.Task[None] | None = None

@@ -124,7 +124,7 @@ def _wait(names: list[str]) -> None:
         applications = serve.status().applications
         states = {name: applications[name] for name in names if name in applications}
         for name, state in states.items():
-            if state.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+            if state.status == "DEPLOY_FAILED":  # what is unhealthy is being replaced
                 raise ValueError(f"{name} did not start: {_reason(state)}")
         settled = len(states) == len(names) and all(state.status == "RUNNING" for state in states.values())
         if settled and all(_settled(state) for state in states.values()):

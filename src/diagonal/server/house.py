@@ -68,6 +68,7 @@ class House:
         store = settings.store
         self.keeping = None if store is None else Keeping(SnapshotStore(store, settings.keep))
         self._pruning: asyncio.Task[None] | None = None
+        self.replica: str | None = None  # its name among others
         self.elsewhere: Elsewhere | None = None  # asks other servers for a file of a session that is not here
 
     def start(self) -> None:
@@ -107,7 +108,8 @@ class House:
         seats = sum(model.seats.count for model in self.models.values())
         open_now = len(self.sessions) + len(self.videos)
         status = "closing" if self.closing else "ok"
-        return {"status": status, "models": len(self.models), "sessions": open_now, "seats": seats}
+        named = {} if self.replica is None else {"replica": self.replica}
+        return {"status": status, "models": len(self.models), "sessions": open_now, "seats": seats, **named}
 
     def metrics(self) -> str:
         """The text of `/metrics`."""
