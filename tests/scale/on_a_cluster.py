@@ -84,6 +84,10 @@ class Cluster:
             assert time.monotonic() < deadline, "nobody took the session up"
             time.sleep(0.5)
 
+    def is_empty(self) -> bool:
+        """Whether no replica has a session."""
+        return not any(self.health(f"key-{number}")["sessions"] for number in range(16))
+
     def until(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE
         while not done():
@@ -189,7 +193,7 @@ def the_seat_after_the_last_is_refused_in_words(cluster: Cluster) -> None:
         player.say("session.stop")
         player.to_the_end()
         context.__exit__(None, None, None)
-    cluster.until(lambda: not any(cluster.health(f"key-{number}")["sessions"] for number in range(16)))
+    cluster.until(cluster.is_empty)
 
 
 @case
@@ -245,14 +249,14 @@ def a_session_survives_its_replica_and_the_same_frames_follow(cluster: Cluster) 
         shared = again.images.keys() & seen.keys()
         assert all(again.images[frame] == seen[frame] for frame in shared)
         check_images(seen | again.images)
-        other.play(max(other.images) + 4)  # who was elsewhere noticed nothing
+        other.play(max(other.images, default=3) + 4)  # who was elsewhere noticed nothing
         check_images(other.images)
         again.socket.close()
 
 
 @case
 def an_update_hands_every_session_over_where_it_stands(cluster: Cluster) -> None:
-    cluster.deploy()  # until the killed one was replaced
+    cluster.until(cluster.is_empty)
     players = [cluster.join() for _ in range(2)]
     opened = [player.__enter__() for player in players]
     for player in opened:
@@ -280,10 +284,10 @@ def an_update_hands_every_session_over_where_it_stands(cluster: Cluster) -> None
 
 
 @case
-def eight_clips_over_two_actors_are_those_of_a_loop(cluster: Cluster) -> None:
+def eight_clips_over_two_actors_are_those_of_a_loop_and_a_second_run_makes_what_is_missing(cluster: Cluster) -> None:
     from ray import serve
 
-    from diagonal.scale.pool import Actors, each
+    from diagonal.scale.pool import each
 
     serve.shutdown()
     loop, spread = cluster.folder / "loop", cluster.folder / "spread"
@@ -291,7 +295,7 @@ def eight_clips_over_two_actors_are_those_of_a_loop(cluster: Cluster) -> None:
     do = making()
     for video in videos:
         do(video)
-    run = each(cluster.ray, Actors(count=2, gpus=0, cpus=0.2), _making(spread), videos)
+    run = each(cluster.ray, _two(), _making(spread), videos)
     done = [next(run) for _ in range(3)]
     run.close()  # killed: what is written is whole
     there = {path: path.stat().st_mtime_ns for path in spread.glob("[!.]*.mp4")}
@@ -300,48 +304,18 @@ def eight_clips_over_two_actors_are_those_of_a_loop(cluster: Cluster) -> None:
     from diagonal.evaluation.prompted import made
 
     missing = [video for video in videos if video.name not in made(spread, videos)]
-    assert missing and all(one.error is None for one in each(cluster.ray, _two(), _making(spread), missing))
+    bad, others = missing[0], missing[1:]
+    assert others
+    (spread / f"{bad.name}.mp4").unlink(missing_ok=True)
+    (spread / f"{bad.name}.mp4").mkdir()  # one fails, and the others are there
+    rest = {one.item.name: one.error for one in each(cluster.ray, _two(), _making(spread), missing)}
+    assert "it is a folder" in str(rest.pop(bad.name)) and rest == dict.fromkeys(one.name for one in others)
     noted = {spread / f"{video.name}.mp4" for video in videos if video not in missing}
     assert all(path.stat().st_mtime_ns == there[path] for path in noted)
     for video in videos:
-        assert (spread / f"{video.name}.mp4").read_bytes() == (loop / f"{video.name}.mp4").read_bytes(), video
-    assert made(spread, videos) == {video.name for video in videos}
-
-
-@case
-def a_clip_that_fails_is_told_and_the_others_are_there(cluster: Cluster) -> None:
-    from diagonal.scale.pool import each
-
-    folder, videos = cluster.folder / "failing", _planned()[:4]
-    (folder / f"{videos[1].name}.mp4").mkdir(parents=True)
-    done = list(each(cluster.ray, _two(), _making(folder), videos))
-    assert {one.item.name for one in done if one.error is None} == {videos[index].name for index in (0, 2, 3)}
-    (failed,) = [one for one in done if one.error is not None]
-    assert failed.item == videos[1] and "it is a folder" in str(failed.error)
-
-
-@case
-def what_does_not_fit_is_refused_in_words(cluster: Cluster) -> None:
-    from diagonal.scale.cluster import check_gpus, gpus_of
-    from diagonal.scale.pool import Actors, OpeningError, each
-
-    room = int(sum(gpus_of(cluster.ray)))
-    for refused in (
-        lambda: check_gpus(cluster.ray, room + 1, 1.0, "replicas"),
-        lambda: Actors(count=room + 1, gpus=1.0).of(cluster.ray, room + 1),
-        lambda: Actors(count=1000, gpus=0).of(cluster.ray, 1000),
-        lambda: list(each(cluster.ray, _two(), _no_weights, _planned())),
-    ):
-        try:
-            refused()
-        except ValueError as error:
-            assert "do not fit" in str(error) or (isinstance(error, OpeningError) and "no such weights" in str(error))
-        else:
-            raise AssertionError("it was not refused")
-
-
-def _no_weights() -> Callable[[Any], Any]:
-    raise OSError("no such weights")
+        same = (loop / f"{video.name}.mp4").read_bytes()
+        assert video == bad or (spread / f"{video.name}.mp4").read_bytes() == same, video
+    assert made(spread, videos) >= {video.name for video in videos} - {bad.name}
 
 
 def _two() -> Any:
