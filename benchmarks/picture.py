@@ -1,10 +1,11 @@
-"""The README's moving picture: one clip of the embedded Doom world by two schedules, side by side in real time.
+"""The README's moving picture: one clip of the embedded Doom world by two schedules, side by side, slowed down.
 
     python benchmarks/picture.py [--start lamps] [--actions "right*4,forward*4"] [--out docs/demo.webp]
 
 The clips are made here. Their pace is that of `scripts/demo` as benchmarks/results has it, so that picture and README
-agree. Within a frame, cells appear in the order of the schedule, in equal steps of time. What a
-cell shows is taken from the complete frame; what is not decoded yet is the frame before, dimmed.
+agree; the clocks show it, and time passes `SLOWER` times as slowly, for a frame of a tenth of a second shows no cells.
+Within a frame, cells appear in the order of the schedule, in equal steps of time. What a cell shows is taken from the
+complete frame; what is not decoded yet is the frame before, dimmed.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from PIL import Image, ImageDraw, ImageFont
 import diagonal
 
 ROOT = Path(__file__).parents[1]
-DEMO = "2026-11-18-cpu-demo.json"
+DEMO = "2026-11-19-cpu-demo.json"
 PAPER, INK, GREY, DONE, EMPTY = (22, 22, 26), (235, 235, 240), (130, 130, 140), (110, 200, 90), (38, 38, 42)
 SCALE, GAP, TOP, SECOND = 3, 16, 34, 80  # of pixels; around panels; above them; milliseconds a picture
+SLOWER = 8  # times, while frames are decoded; complete clips play at the game's own rate
 WAIT = 2.5  # seconds that the last pictures take, when both clips are complete
 DIM = 0.45
 
@@ -113,7 +115,7 @@ def draw(all_panels: Sequence[Panel], at: float, fps: float) -> Image.Image:
             filled = None if number < calls // panel.calls else EMPTY
             pen.rectangle((*place, place[0] + small[0] - 1, place[1] + small[1] - 1), fill=filled, outline=PAPER)
         pen.text((left, bottom + 9), f"{calls:,} of {total:,} model calls", fill=colour, font=_font(15))
-        clock = f"{min(at, panel.seconds):.1f} s"
+        clock = f"{min(at, panel.seconds):.2f} s"
         pen.text((left + width, bottom + 9), clock, fill=colour, font=_font(15), anchor="ra")
     return image
 
@@ -124,9 +126,9 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 def film(all_panels: Sequence[Panel], fps: float) -> Iterator[Image.Image]:
     """All pictures, until the slowest panel is complete and was seen for a moment."""
-    end = max(panel.seconds for panel in all_panels) + WAIT
-    for number in range(int(end * 1000 / SECOND) + 1):
-        yield draw(all_panels, number * SECOND / 1000, fps)
+    end = max(panel.seconds for panel in all_panels) + WAIT / SLOWER
+    for number in range(int(end * SLOWER * 1000 / SECOND) + 1):
+        yield draw(all_panels, number * SECOND / 1000 / SLOWER, fps * SLOWER)
 
 
 def main() -> None:

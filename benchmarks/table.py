@@ -44,7 +44,7 @@ VIDEO_HEADINGS = (
 )
 SUMMARY_HEADINGS = ("model", "raster FPS", "diagonal FPS", "speed-up", "what quality costs")
 # Of the summary: the demo, the quality of its schedules, and students of two methods with their quality.
-DEMO, DEMO_QUALITY = "2026-11-18-cpu-demo.json", "2026-11-15-h200-doom/diagonal.json"
+DEMO, DEMO_QUALITY = "2026-11-19-cpu-demo.json", "2026-11-15-h200-doom/diagonal.json"
 STUDENTS = "2026-11-16-h200-distillation/table-1.json"
 NOT_MEASURED = {"mcar": "not measured: weights not public"}  # by family; the others:
 NOT_RUN = "not measured: published weights not run yet"
