@@ -32,7 +32,7 @@ def connect(address: str | None) -> Any:
     if address not in (None, "auto", "local"):
         _check_reachable(str(address))
     local = address in (None, "local")
-    more = {"include_dashboard": False} if local else {}
+    more: dict[str, Any] = {"include_dashboard": False} if local else {}
     try:
         with _own_signals():
             ray.init(address="local" if local else address, log_to_driver=False, logging_level=logging.ERROR, **more)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -66,9 +66,10 @@ class Worker:
     again."""
 
     def __init__(self, open_: Open, items: Sequence[Any]) -> None:
-        self._items, self._do, self._wrong = items, None, ""
+        self._items, self._wrong = items, ""
+        self._do: Callable[[Any], Any] | None = None
         try:
-            self._do: Callable[[Any], Any] | None = open_()
+            self._do = open_()
         except Exception as error:  # whatever it is, it is told
             self._wrong = _said(error)
 
@@ -86,7 +87,7 @@ class Worker:
         return {"number": [number], "told": [json.dumps(told)]}
 
 
-def each(ray: Any, actors: Actors, open_: Open, items: Sequence[Item]) -> Iterator[Done[Item]]:
+def each(ray: Any, actors: Actors, open_: Open, items: Sequence[Item]) -> Generator[Done[Item], None, None]:
     """Do all items, in any order. Where there is none, one actor opens all the same, for what is checked then."""
     count = len(items) or 1
     asked = actors.of(ray, len(items))

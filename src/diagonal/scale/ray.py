@@ -10,6 +10,7 @@ applications:
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from ray import serve
 from ray.serve import Application
@@ -26,7 +27,7 @@ def app(args: ServeArgs) -> Application:
     """The application that a config file names. Numbers of replicas and GPUs belong to its `deployments`: changed
     there, they replace no replica."""
     asked = args if isinstance(args, ServeArgs) else ServeArgs.model_validate(args)
-    options = {
+    options: dict[str, Any] = {
         "name": NAME,
         "max_ongoing_requests": asked.seats * len(asked.models) + SPARE,
         "graceful_shutdown_timeout_s": GRACE,
@@ -36,9 +37,8 @@ def app(args: ServeArgs) -> Application:
     # Serve's HAProxy has a balance of its own, and refuses another one. Sessions are then cut rather than handed over,
     # and go on from their newest snapshot.
     if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY", "0") != "1":
-        options["request_router_config"] = RequestRouterConfig(
-            request_router_class="diagonal.scale.router.SessionRouter"
-        )
+        router: dict[str, Any] = {"request_router_class": "diagonal.scale.router.SessionRouter"}
+        options["request_router_config"] = RequestRouterConfig(**router)
     deployment = serve.deployment(**options)(serve.ingress()(Replica))
     bound: Application = deployment.bind(asked.model_dump())
     return bound

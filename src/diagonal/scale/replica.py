@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +133,10 @@ class Replica:
         from ray import serve
 
         loop, handle = asyncio.get_running_loop(), self._own()
-        changed = partial(loop.call_soon_threadsafe, self._wanted)
+
+        def changed(wanted: bool) -> None:
+            loop.call_soon_threadsafe(self._wanted, wanted)
+
         listen(Presence(serve.get_replica_context().replica_tag, changed).heard)
         while True:  # the first call that succeeds gives this process a list, which Serve then keeps up to date
             try:

@@ -13,7 +13,7 @@ from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from diagonal.scale import presence
 
 
-class SessionRouter(ConsistentHashRouter):  # type: ignore[misc]
+class SessionRouter(ConsistentHashRouter):
     """Serve's consistent hashing by session id, and its queue lengths for all else: new players go where seats are."""
 
     def update_replicas(self, replicas: list[Any]) -> None:

@@ -159,7 +159,7 @@ def run(config: Mapping[str, Any], address: str | None, on_ready: Callable[[str]
             if address is None:
                 from ray import serve
 
-                serve.shutdown()
+                serve.shutdown()  # type: ignore[no-untyped-call]
 
 
 def _address(config: Mapping[str, Any]) -> str:
