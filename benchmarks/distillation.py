@@ -1,4 +1,4 @@
-"""The five tables of docs/distillation.md, one command each:
+"""The tables of docs/distillation.md, one command each:
 
     python benchmarks/distillation.py --work RUN --table 1 --device cuda --out benchmarks/results/NAME/table-1.json
 
@@ -8,7 +8,7 @@ prompts and measured: a table on the terminal, all numbers with their intervals 
 
     1  the teacher and four methods, with speed       2  ours without each of its parts
     3  schedules, and steps that begin again          4  the noise of the context, the weight of the flow loss
-    5  drift over minutes
+    5  drift over minutes                            6  4 as wide as in the paper's Figure 5, with two steps a chunk
 
 Ours is Diagonal Distillation from prompts alone; `--method diagonal-distillation` is the one with regressions.
 """
@@ -75,6 +75,9 @@ SCHEDULES = ("5433333", "5432222", "5333333", "4333333", "4322222", "4222222", "
 CYCLES = ("4322222", "4322")  # begun again whenever they end: after a video's length, after a window's
 CONTEXTS = (CLEAN, "t20", "t50", "t100", "t200", "100", "200")
 FLOWS = ("0", "0.2", "0.5", "1", "2")
+# Lists of three and more steps have 733 in them, below which the context must lie; lists of two take any.
+TWO, WIDE_CONTEXTS = "2222222", (CLEAN, "100", "300", "500", "700", "900")
+WIDE_FLOWS = ("0", "0.25", "0.5", "0.75", "1", "1.25", "1.5", "2")
 USUAL = {"schedule": "4322222", "context": "100", "flow": "1"}  # what the method is without being told
 
 
@@ -101,6 +104,8 @@ def compared(method: str) -> dict[int, dict[str, str]]:
         4: {f"context {one}": changed(method, context=one) for one in CONTEXTS}
         | {f"flow {one}": changed(method, flow=one) for one in FLOWS},
         5: ours | {"Self Forcing": SELF},
+        6: {f"context {one}": changed(method, schedule=TWO, context=one) for one in WIDE_CONTEXTS}
+        | {f"flow {one}": changed(method, flow=one) for one in WIDE_FLOWS},
     }
 
 
@@ -205,19 +210,21 @@ def say(text: str, began: float = time.perf_counter()) -> None:
     sys.stderr.write(f"[{time.perf_counter() - began:6.1f} s] {text}\n")
 
 
-def shortened(work: Work, steps: int | None) -> Work:
+def shortened(work: Work, steps: int | None, seed: int | None = None) -> Work:
     """Where students are trained, with a gate that lets all pass: what an ablation breaks is a result too. Students of
-    another length have a folder of their own, which shares all earlier stages."""
+    another length or seed have a folder of their own, which shares all earlier stages."""
     how = work.recipe.distill
-    steps = how.run.steps if steps is None else steps
-    recipe = replace(work.recipe, distill=replace(how, run=replace(how.run, steps=steps), gate=Gate(how.gate.number)))
-    if steps == how.run.steps:
+    steps, seed = how.run.steps if steps is None else steps, how.run.seed if seed is None else seed
+    run = replace(how.run, steps=steps, seed=seed)
+    recipe = replace(work.recipe, distill=replace(how, run=run, gate=Gate(how.gate.number)))
+    other = ([f"steps-{steps}"] if steps != how.run.steps else []) + ([f"seed-{seed}"] if seed != how.run.seed else [])
+    if not other:
         return replace(work, recipe=recipe)
-    folder = work.folder / f"steps-{steps}"
+    folder = work.folder / "-".join(other)
     folder.mkdir(exist_ok=True)
     for stage in work.folder.iterdir():
         link = folder / stage.name
-        if stage.is_dir() and not stage.name.startswith(("distill-", "steps-")) and not link.is_symlink():
+        if stage.is_dir() and not stage.name.startswith(("distill-", "steps-", "seed-")) and not link.is_symlink():
             link.symlink_to(stage.resolve(), target_is_directory=True)
     return replace(work, recipe=recipe, folder=folder)
 
@@ -337,7 +344,7 @@ def picture(number: int, rows: Sequence[dict[str, Any]], long: Sequence[dict[str
         found = [tables.point(row["forwards"], row["frechet_idm"], row["label"]) for row in students]
         lines = {"frontier": tables.frontier(found), "schedules": found}
         panels = [Panel("forwards", "frechet_idm", lines, loose=("schedules",)), *tables.curves(long)]
-    elif number == 4:
+    elif number in (4, 6):
         panels = [
             sweep(students, kind, name) for kind in ("context", "flow") for name in ("frechet_idm", "flow_distance")
         ]
@@ -385,10 +392,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder of the recipe's run")
     parser.add_argument("--recipe", default="doom_t2v")
-    parser.add_argument("--table", type=int, choices=range(1, 6), required=True)
+    parser.add_argument("--table", type=int, choices=range(1, 7), required=True)
     parser.add_argument("--method", default=PROMPTS, choices=(PROMPTS, VIDEOS), help="whose parts are looked at")
     parser.add_argument("--only", help="train this student of the table, and measure nothing")
     parser.add_argument("--train-steps", type=int, help="of every student; the recipe's own if it is not given")
+    parser.add_argument("--seed", type=int, help="that students are trained with; likewise")
     parser.add_argument("--judge-steps", type=int, default=1500, help="of the two networks that measure")
     parser.add_argument("--clips", type=int, default=256)
     parser.add_argument("--long-clips", type=int, default=32, help="videos whose drift is measured, all at once")
@@ -399,7 +407,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file; RUN/table-N.json if it is not given")
     given = parser.parse_args()
     work = Work(find_video(given.recipe), given.work, torch.device(given.device))
-    trained, specs = shortened(work, given.train_steps), list(compared(given.method)[given.table].values())
+    trained, specs = shortened(work, given.train_steps, given.seed), list(compared(given.method)[given.table].values())
     if given.only is not None:
         if given.only not in specs:
             parser.error(f"table {given.table} has no student {given.only!r}; it has {', '.join(dict.fromkeys(specs))}")
@@ -421,6 +429,7 @@ def main() -> None:
         "command": " ".join(sys.argv),
         "recipe": given.recipe,
         "train_steps": trained.recipe.distill.run.steps,
+        "train_seed": trained.recipe.distill.run.seed,
         "clips": len(bench.asked.seeds),
         "seeds": list(bench.asked.seeds),
         "lpips": judges.lpips is not None,

@@ -48,7 +48,8 @@ def test_folders_are_scored_and_a_second_run_finds_the_same(place: Path) -> None
     assert [one["metric"] for one in found["scores"]] == ["psnr", "frozen"]
     assert 8 < found["scores"][0]["value"]["mean"] < 30
     assert "lpips_alex_v0.1.safetensors" in found["refused"]["lpips:plain"]
-    assert {file.name for file in (place / "out").iterdir()} == {"kept", "scores.json", "scores.md", "sheet.png"}
+    made = {"kept", "scores.json", "scores.md", "sheet.png", "curves.png"}
+    assert {file.name for file in (place / "out").iterdir()} == made
     assert evaluate(place, *options).stdout == first.stdout
 
 

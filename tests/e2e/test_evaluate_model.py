@@ -31,7 +31,8 @@ def test_clips_are_continued_and_scored_and_a_second_run_makes_nothing(place: Pa
     assert first.returncode == 0, first.stderr
     found = json.loads(first.stdout)
     assert [(one["folder"], one["clips"]) for one in found["scores"]] == [("raster", 2), ("diagonal-k=2-d=3", 2)]
-    assert found["speed"]["raster"]["calls"] > found["speed"]["diagonal-k=2-d=3"]["calls"] > 1
+    calls = {name: one["calls"]["mean"] for name, one in found["speed"].items()}
+    assert calls["raster"] > calls["diagonal-k=2-d=3"] > 1
     assert json.loads((place / "out" / "scores.json").read_text())["speed"] == found["speed"]
     made = {path: path.stat().st_mtime_ns for path in (place / "out" / "videos").rglob("*.mp4")}
     assert len(made) == 6
@@ -76,6 +77,9 @@ def test_a_sweep_measures_what_is_not_measured_yet(place: Path) -> None:
     table = too_fast.stdout.splitlines()
     assert table[0].split() == ["schedule", "calls", "FPS", "psnr", "frontier"] and len(table) == 7
     assert json.loads((place / "swept" / "sweep.json").read_text())["chosen"] is None
+    by_calls = json.loads(diagonal(place, "sweep", *options, "--axis", "calls").stdout)
+    assert by_calls["frontier"][0] == min(by_calls["measured"], key=lambda one: one["calls"]["mean"])["schedule"]
+    assert [one["fps"] for one in by_calls["measured"]] == [None] * 5
 
 
 def test_a_sweep_of_a_diffusion_model_is_over_steps_and_context_levels(tmp_path: Path, forked: Run) -> None:
@@ -93,7 +97,7 @@ def test_a_sweep_of_a_diffusion_model_is_over_steps_and_context_levels(tmp_path:
     )
     found = numbers_of(forked(tmp_path, *model, *options))
     schedules = [f"diagonal:steps={steps},context={level}" for steps in ("21", "11") for level in ("t250", "clean")]
-    calls = {one["schedule"]: one["calls"] for one in found["measured"]}
+    calls = {one["schedule"]: one["calls"]["mean"] for one in found["measured"]}
     assert list(calls) == schedules and calls[schedules[0]] < calls[schedules[1]]
     assert list(found["others"]) == ["frozen"] and list(found["others"]["frozen"]) == schedules
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "videos").rglob("*.mp4")}
@@ -117,6 +121,7 @@ def test_a_sweep_of_a_diffusion_model_is_over_steps_and_context_levels(tmp_path:
             ("--model", "wan/tiny", "--metrics", "frozen", "--context-levels", "100"),
             "--context-levels 100 needs --steps",
         ),
+        (("--model", "cosmos/tiny", "--axis", "calls", "--target-fps", "9"), "--target-fps 9 needs frames a second"),
         (("--model", "cosmos/tiny", "--steps", "21"), "--steps cannot go with cosmos/tiny"),
         (
             (

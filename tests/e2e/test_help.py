@@ -16,7 +16,7 @@ SCREENS = 100  # lines, two screens
 COMMANDS = {
     "generate": ("Model", "Prompt", "Schedule", "Sampling", "Output", "Provenance"),
     "play": ("Model", "Prompt", "Playing", "Schedule", "Sampling", "Output", "Provenance"),
-    "serve": ("Model", "Server", "Sessions", "Provenance", "Ray"),
+    "serve": ("Model", "Server", "Sessions", "Jobs", "Provenance", "Ray"),
     "video": ("Model", "Prompt", "Size", "Schedule", "Sampling", "Output", "Provenance", "Ray"),
     "plan": ("What to plan", "Grids and token worlds", "Schedule", "Diffusion models"),
     "bench": ("Model", "Measuring", "Token worlds", "Sessions", "Diffusion models", "Output"),

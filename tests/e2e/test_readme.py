@@ -27,10 +27,11 @@ def _commands() -> list[str]:
     return [line.removeprefix("diagonal ") for line in lines if line.startswith("diagonal ")]
 
 
-def test_the_two_commands_come_first() -> None:
+def test_the_three_commands_come_first() -> None:
     first = _blocks(README, "bash")[0].splitlines()
-    assert [line.split()[0] for line in first] == ["scripts/demo", "scripts/test"]
-    assert all((ROOT / name).stat().st_mode & 0o100 for name in ("scripts/demo", "scripts/test", ".ci/run"))
+    commands = [line.split()[0] for line in first]
+    assert commands == ["scripts/demo", "scripts/test", "scripts/play"]
+    assert all((ROOT / name).stat().st_mode & 0o100 for name in (*commands, ".ci/run"))
     assert "scripts/test" in (ROOT / ".ci" / "run").read_text()
 
 

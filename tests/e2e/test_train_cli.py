@@ -209,6 +209,26 @@ def test_a_world_is_finetuned_shown_and_judged(tmp_path, trained):
     assert {f"val_nats {name}" for name in tuned["schedules"]} <= tuned.keys()
     base, fine = checkpoints.read(folder / "base"), checkpoints.read(tmp_path / "fine")
     assert base.keys() == fine.keys() and any(not base[key].equal(fine[key]) for key in base)
+    # A curriculum of adapters, with a seed of its own.
+    ways = [
+        "--schedule",
+        "diagonal:k=4",
+        "--then",
+        "diagonal:k=2",
+        "--then",
+        "diagonal:k=1",
+        "--lora",
+        "2",
+        "--seed",
+        "9",
+    ]
+    given_too = ["--weights", str(folder / "base"), "--steps", "3", "--out", "adapted", "--json"]
+    adapted = json.loads(succeed(tmp_path, "finetune", *stage(trained), *given_too, *ways))
+    assert {f"val_nats diagonal:k={k}" for k in (4, 2, 1)} <= adapted.keys()
+    settings = json.loads((tmp_path / "adapted" / "settings.json").read_text())
+    assert (settings["lora"], settings["seed"]) == (2, 9)
+    assert [begin for begin, _ in settings["later"]] == [1 / 3, 2 / 3]
+    assert all("lora" in key for key in checkpoints.read(tmp_path / "adapted" / "lora" / "adapter.safetensors"))
     # Another run has no business in this folder.
     other = run(tmp_path, "finetune", *stage(trained), *given, "--schedule", "diagonal:k=1")
     assert other.returncode == 2 and "was begun with mixture" in other.stderr.splitlines()[-1]
@@ -341,6 +361,14 @@ WRONG = {
     "tokenizer of another kind": (
         ["train", "world", "--recipe", "smoke", "--data", "{}/data", "--tokenizer", "{}/base", "--out", "x"],
         ["does not fit fsq/tiny"],
+    ),
+    "no such part": (
+        ["finetune", "{stage}", "--weights", "{}/base", "--out", "x", "--only", "norms,ears"],
+        ["ears cannot be learnt alone", "norms, embeddings, head"],
+    ),
+    "both ways": (
+        ["finetune", "{stage}", "--weights", "{}/base", "--out", "x", "--only", "norms", "--lora", "2"],
+        ["leave out either lora or only"],
     ),
     "weights nowhere": (["finetune", "{stage}", "--weights", "none", "--out", "x"], ["--weights none"]),
     "unknown schedule": (

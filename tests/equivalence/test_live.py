@@ -105,6 +105,25 @@ def test_before_it_slides_a_rolling_window_plays_what_is_streamed() -> None:
     assert torch.equal(played(world.play(prompt, actions[:2], seed=1), actions[2:]), streamed.tokens)
 
 
+@pytest.mark.parametrize("context", ["roll", "refill"])
+@pytest.mark.parametrize("schedule", [*SPATIAL, "lossless"])
+def test_a_frame_that_is_given_up_midway_leaves_no_trace(schedule: str, context: str) -> None:
+    world = small_world("doom/tiny")
+    prompt, actions = prompt_of(world, 2), actions_of(world, 14)
+    whole = world.play(prompt, actions[:1], schedule=schedule, seed=3, context=context)
+    expected = played(whole, actions[1:])
+    arena = world.arena(1, context)
+    session = arena.play(prompt, actions[:1], schedule=schedule, seed=3)
+    made = []
+    for number, action in enumerate(actions[1:], 1):
+        with pytest.raises(StopIteration):
+            arena.step({session: actions[number - 1]}, iter(range(number % 4)).__next__)  # gives up after some calls
+        assert session.index == number
+        made.append(session.step(action).tokens)
+    assert torch.cat(made).equal(expected)
+    assert session.snapshot().units_TU.equal(whole.snapshot().units_TU)
+
+
 def test_the_schedule_changes_between_frames() -> None:
     world = small_world("doom/tiny")
     prompt, actions = prompt_of(world, 1), actions_of(world, 6)

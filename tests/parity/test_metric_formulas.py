@@ -12,7 +12,7 @@ from torch import Tensor
 from diagonal.evaluation import vbench
 from diagonal.evaluation.consistency import consistency, frame_weighted
 from diagonal.evaluation.distances import frechet, polynomial_mmd
-from diagonal.evaluation.metrics import Setting, Video
+from diagonal.evaluation.metrics import Setting, Video, kvd
 from diagonal.evaluation.metrics.psnr import psnr
 from diagonal.evaluation.metrics.ssim import ssim
 from diagonal.evaluation.metrics.temporal_flickering import TemporalFlickering
@@ -45,6 +45,28 @@ def test_the_rule_makes_the_features_that_were_recorded():
 def test_frechet_is_that_of_the_matrix_root(case: str, within: float, correction: int, name: str):
     expected = RECORDED["frechet_and_kernel"][case][name]
     assert frechet(*features(case), correction) == pytest.approx(expected, rel=within)
+
+
+@pytest.mark.parametrize("case", ["small", "singular", "full"])
+@pytest.mark.parametrize("name", ["videogpt_float32_svd", "tats_float32_svd"])
+def test_frechet_meets_those_of_single_precision_as_far_as_they_go(case: str, name: str):
+    expected = RECORDED["frechet_and_kernel"][case][name]
+    assert frechet(*features(case)) == pytest.approx(expected, rel=RECORDED["tolerance"]["frechet_float32_relative"])
+
+
+@pytest.mark.parametrize("case", ["small", "singular", "full"])
+def test_the_unbiased_cubic_kernel_is_that_of_tats(case: str):
+    expected = RECORDED["frechet_and_kernel"][case]["tats_polynomial_mmd_unbiased_degree3"]
+    assert polynomial_mmd(*features(case), 3, 1, unbiased=True) == pytest.approx(expected, rel=1e-4)
+
+
+def test_tats_own_kernel_distance_sees_clips_as_tats_does(monkeypatch: pytest.MonkeyPatch):
+    shown: list[str] = []
+    monkeypatch.setattr(kvd, "Features", lambda setting: shown.append(setting.variant))
+    made, real = features("small")
+    seen = [[one.double().numpy() for one in part.split(1)] for part in (made, real)]
+    found = kvd.Kvd(Setting("tats-own")).total(*seen)
+    assert shown == ["tats"] and found.mean == polynomial_mmd(made, real, 3, 1, unbiased=True)
 
 
 @pytest.mark.parametrize("case", ["small", "singular", "full"])

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import pytest
+import uvicorn
 from starlette.testclient import TestClient, WebSocketTestSession
 
 import diagonal
+from benchmarks.serving import Running
 from diagonal import World
 from diagonal.catalog.names import find
 from diagonal.generation.snapshot import Snapshot
+from diagonal.server import run
 from diagonal.server.app import create_app
+from diagonal.server.house import Served
 from diagonal.server.settings import Limits, Settings
 from diagonal.server.video_models import serve_video
 from diagonal.server.world_models import serve_world
@@ -86,6 +92,7 @@ class Player:
 
 Serve = Callable[..., TestClient]
 Join = Callable[..., Player]
+Listen = Callable[..., Running]
 
 
 def actions_of(saved: Snapshot, given: int = 4) -> list[str]:
@@ -119,3 +126,35 @@ def join() -> Iterator[Join]:
             return Player(stack.enter_context(client.websocket_connect(SOCKET + query, headers=HOST | headers)))
 
         yield open_socket
+
+
+@contextmanager
+def listening(limits: Limits, seats: int) -> Iterator[Running]:
+    """A server in a thread of this process."""
+    settings = Settings(port=0, seats=seats, limits=limits)
+    world, video = serve_world(tiny_world(), seats, limits), serve_video(diagonal.load("doom-t2v/tiny"), seats)
+    models: dict[str, Served] = {world.name: world, video.name: video}
+    app, ready, found = create_app(settings, models), threading.Event(), list[str]()
+
+    def on_ready(address: str) -> None:
+        found.append(address)
+        ready.set()
+
+    with run.listen(settings) as place:
+        server = run.Server(uvicorn.Config(app, **run.options(limits)), app.state.house, on_ready)
+        thread = threading.Thread(target=server.run, args=([place],))
+        thread.start()
+        assert ready.wait(20)
+        try:
+            yield Running(found[0], os.getpid())
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def listen() -> Iterator[Listen]:
+    """Start a server that is reached over TCP."""
+    with ExitStack() as stack:
+        yield lambda limits=None, seats=4: stack.enter_context(listening(limits or Limits(), seats))

@@ -23,9 +23,17 @@ from PIL import Image
 
 from diagonal.checkpoints import ASSETS
 from diagonal.evaluation.sweep import load_judge
+from diagonal.media import video
 from diagonal.networks.inverse_dynamics import judge
 from diagonal.worlds.vizdoom import ACTIONS
 
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 if BROWSER is None:
     pytest.skip("no browser here, so the page was not tried: apt-get install chromium", allow_module_level=True)
@@ -74,7 +82,7 @@ def address() -> Iterator[str]:
 def browser() -> Iterator[Any]:
     """One browser for all tests."""
     with playwright.sync_playwright() as driver:
-        yield driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield driver.chromium.launch(executable_path=BROWSER, args=FLAGS)
 
 
 @pytest.fixture
@@ -145,8 +153,8 @@ def test_sixty_frames_are_played_by_keys_and_turn_as_the_keys_say(page: Any) -> 
     page.click("#pause")
     seen = thumbs(page)
     assert len(seen) >= 60
-    video = torch.from_numpy(np.stack([one["pixels"] for one in seen])).permute(0, 3, 1, 2)
-    predicted, _ = judge(load_judge(ASSETS / "judge", "cpu"), video[None])
+    pixels = torch.from_numpy(np.stack([one["pixels"] for one in seen])).permute(0, 3, 1, 2)
+    predicted, _ = judge(load_judge(ASSETS / "judge", "cpu"), pixels[None])
     for side, actions in TURNS.items():
         at = [index for index, one in enumerate(seen) if one["action"] == side]
         judged = [ACTIONS[int(predicted[0, index - 1])] for index in at]
@@ -244,6 +252,44 @@ def test_a_race_counts_fewer_calls_for_the_diagonal(page: Any) -> None:
     page.click("#race-start")
 
 
+def test_a_prompt_has_a_receipt_with_its_chunk_and_is_seen(page: Any, tmp_path: Path) -> None:
+    page.click("#tab-prompt")
+    assert page.locator("#text").input_value() == page.locator("#examples button").first.inner_text()
+    page.click("#send")
+    page.wait_for_selector("#receipts li:nth-child(1) .screen:has-text('on the screen after')")
+    page.locator("#examples button").nth(1).click()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#receipts li:nth-child(2) .screen:has-text('on the screen after')")
+    received, applied = (
+        page.locator(f"#receipts li:nth-child(2) .{name}").inner_text() for name in ("received", "applied")
+    )
+    chunk = re.fullmatch(r"applied from chunk (\d+) on, after [\d.]+ m?s", applied)
+    assert re.fullmatch(r"received after \d+ ms", received) and chunk and int(chunk[1]) >= 1
+    colours = page.locator("#chunks li").evaluate_all("(marks) => marks.map((mark) => mark.dataset.colour)")
+    assert colours == ["0"] * int(chunk[1]) + ["1"] * (len(colours) - int(chunk[1])) and colours[-1] == "1"
+    page.fill("#text", "purple elephants")
+    page.click("#send")
+    page.wait_for_selector(
+        "#receipts li:nth-child(3) .received:has-text(\"refused: this model does not know 'purple'\")"
+    )
+    page.click("#stop")
+    page.wait_for_function("() => document.querySelector('#film-state').textContent.startsWith('Stopped')")
+    with page.expect_download() as download:
+        page.click("#film-save")
+    download.value.save_as(tmp_path / "film.mp4")
+    assert video.read(tmp_path / "film.mp4").shape[1:] == (96, 128, 3)
+
+
+def test_a_game_is_saved_as_a_video(page: Any, tmp_path: Path) -> None:
+    play_to(page, 8)
+    page.click("#pause")
+    paused = frame_of(page)
+    with page.expect_download() as download:
+        page.click("#video")
+    download.value.save_as(tmp_path / "played.mp4")
+    assert video.read(tmp_path / "played.mp4").shape == (paused + 1, 288, 384, 3)
+
+
 def test_two_tabs_are_two_games(context: Any, page: Any, address: str) -> None:
     other = visit(context, address)
     play_to(other, 8, "ArrowLeft")
@@ -264,7 +310,7 @@ def test_who_finds_no_seat_is_told_so(context: Any, page: Any, address: str) -> 
 def test_a_phone_has_buttons_and_scrolls_in_one_direction(browser: Any, address: str) -> None:
     with browser.new_context(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True) as context:
         page = visit(context, address)
-        for view in ("play", "race", "branch"):
+        for view in ("play", "race", "branch", "prompt"):
             page.click(f"#tab-{view}")
             assert page.evaluate("() => document.documentElement.scrollWidth") == 360
         page.click("#tab-play")

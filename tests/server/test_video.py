@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import Any
 
 import av
@@ -122,6 +123,33 @@ def test_a_prompt_has_a_receipt_with_the_chunk_that_follows_it(serve: Serve, joi
         player.socket.receive_bytes()
     assert message["stopped"] and message["chunks"] > chunk["transport_chunk_index"]
     closes(player, 1000)
+
+
+def test_a_client_that_acknowledges_has_one_chunk_that_it_has_not_shown(serve: Serve, join: Join) -> None:
+    player = join(serve(), VIDEO)
+    player.say("session.start", prompt=PROMPT, extra_params={"acknowledge": True, "pace_to_media_time": False})
+    player.hear()
+    for chunk in range(3):
+        assert player.hear()["transport_chunk_index"] == chunk
+        player.socket.receive_bytes()
+        time.sleep(0.1)  # so long that others would be there, if they came
+        player.say("session.ping")
+        assert player.hear()["type"] == "session.pong"
+        player.say("session.ack", chunk=chunk)
+    assert player.hear()["transport_chunk_index"] == 3
+    player.socket.receive_bytes()
+    player.say("session.ack", chunk=9, event_id="early")
+    error = player.hear()
+    assert (error["code"], error["event_id"]) == ("bad_value", "early") and "not sent yet" in error["message"]
+
+
+def test_who_shows_nothing_and_says_nothing_is_left(serve: Serve, join: Join) -> None:
+    player = join(serve(Limits(stall_seconds=0.3)), VIDEO)
+    player.say("session.start", prompt=PROMPT, extra_params={"acknowledge": True})
+    player.hear()
+    player.hear()
+    player.socket.receive_bytes()
+    closes(player, 1008)
 
 
 def test_prompts_that_cannot_be_taken_are_told_and_the_video_goes_on(serve: Serve, join: Join) -> None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from diagonal.evaluation.frontier import Measured, calls, choose, draw, frame_rate, pareto
+from diagonal.evaluation.frontier import Axis, Measured, calls, choose, draw, frame_rate, pareto
 from diagonal.evaluation.metrics import Better
 from diagonal.evaluation.statistics import Interval
 
 
 def measured(schedule: str, fps: float, quality: float) -> Measured:
-    return Measured(schedule, 100 / fps, Interval(fps, 0.9 * fps, 1.1 * fps), Interval(quality, quality, quality))
+    steps = 100 / fps
+    return Measured(
+        schedule,
+        Interval(steps, steps, steps),
+        Interval(fps, 0.9 * fps, 1.1 * fps),
+        Interval(quality, quality, quality),
+    )
 
 
 SOME = [measured("raster", 1, 30), measured("good", 4, 29), measured("bad", 3, 28), measured("fast", 9, 20)]
@@ -53,9 +61,17 @@ def test_rates_are_of_all_videos_together():
     taken = {"one": {"calls": 10, "seconds": 1.0, "frames": 4}, "two": {"calls": 20, "seconds": 3.0, "frames": 4}}
     rate = frame_rate(taken)
     assert rate.mean == pytest.approx(2) and rate.low <= 2 <= rate.high
-    assert calls(taken) == 15
+    assert calls(taken).mean == 15 and calls({"one": taken["one"]}) == Interval(10, 10, 10)
+
+
+def test_where_calls_are_speed_fewer_are_faster():
+    slow_calls = replace(SOME[1], fps=Interval(99, 98, 100))
+    assert names(pareto([SOME[0], slow_calls, SOME[3]], Better.HIGHER, Axis.CALLS)) == ["fast", "good", "raster"]
+    assert names(pareto([SOME[0], slow_calls, SOME[3]], Better.HIGHER)) == ["good", "raster"]
 
 
 def test_the_picture_is_drawn(tmp_path: Path):
-    draw(SOME, "psnr", Better.HIGHER, tmp_path / "sweep.png")
-    assert (tmp_path / "sweep.png").stat().st_size > 1000
+    for axes in (list(Axis), [Axis.CALLS]):
+        draw(SOME, "psnr", Better.HIGHER, tmp_path / "sweep.png", axes)
+        with Image.open(tmp_path / "sweep.png") as picture:
+            assert picture.width == 560 * len(axes)

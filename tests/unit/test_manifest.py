@@ -65,8 +65,12 @@ def test_a_damaged_manifest_is_refused(tmp_path: Path, content: str, message: st
 def test_agreement_is_the_share_of_pairs_that_show_their_action() -> None:
     given = torch.tensor([ACTIONS.index(name) for name in ("left", "forward", "forward+right", "noop")])
     seen = torch.tensor([ACTIONS.index(name) for name in ("forward+left", "forward", "left", "noop")])
-    assert agreement(seen, given, "all").tolist() == [0, 1, 0, 1]
-    assert agreement(seen, given, "turns").tolist() == [1, 0]
+    assert agreement(seen, given, "all").tolist() == [[1, 0], [1, 1], [1, 0], [1, 1]]
+    turns = agreement(seen, given, "turns")
+    assert turns.tolist() == [[1, 1], [0, 0], [1, 0], [0, 0]]
+    metric = ActionAgreement(Setting("turns"))
+    assert metric.of_video(turns) == 0.5 and np.isnan(metric.of_video(turns[1::2]))
+    np.testing.assert_array_equal(metric.curve(turns), [1, np.nan, 0, np.nan])
 
 
 def test_the_judge_sees_the_turns_of_a_real_recording() -> None:
@@ -76,7 +80,7 @@ def test_the_judge_sees_the_turns_of_a_real_recording() -> None:
         frames, actions = vizdoom.start(name)
         video = Video(torch.from_numpy(frames).permute(0, 3, 1, 2), actions=tuple(actions))
         right.append(ActionAgreement(Setting("all")).look(video, None))
-    assert np.concatenate(right).mean() > 0.6
+    assert np.concatenate(right)[:, 1].mean() > 0.6
 
 
 def test_actions_of_another_game_are_refused() -> None:
@@ -107,7 +111,8 @@ def test_clips_without_turns_say_nothing_of_turns(tmp_path: Path) -> None:
     manifest.add(tmp_path / "made", "two", {"actions": ["left", "forward", "right"]})
     job = Job([Folder.of(tmp_path / "made")], None, ["action_agreement:turns"], Setting(), tmp_path / "kept")
     list(score(job))
-    assert 0 <= job.results[0].value.mean <= 1 and not job.results[0].by_frame
+    assert 0 <= job.results[0].value.mean <= 1
+    assert [one is None for one in job.results[0].by_frame] == [False, True, False]
     write(tmp_path / "other", "one", "two")
     for name, actions in (("one", ["right"] * 3), ("two", ["forward"] * 3)):
         manifest.add(tmp_path / "other", name, {"actions": actions})

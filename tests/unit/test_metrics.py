@@ -14,7 +14,7 @@ from diagonal.evaluation.clips import colour_jump, sharpness
 from diagonal.evaluation.distances import frechet
 from diagonal.evaluation.metrics.psnr import psnr
 from diagonal.evaluation.rollouts import Clips, cut, obeyed, stability
-from diagonal.evaluation.statistics import Interval, bootstrap
+from diagonal.evaluation.statistics import Interval, bootstrap, correlation, ranks
 from diagonal.worlds.recordings import Part
 from diagonal.worlds.vizdoom import ACTIONS
 
@@ -367,3 +367,20 @@ def test_more_clips_than_the_recording_has_room_for_are_refused():
     part = Part(torch.zeros(10, 2, 2, 3, dtype=torch.uint8), torch.zeros(10, 1), torch.arange(10) // 5)
     with pytest.raises(ValueError, match="2 places for clips of 5 frames; 3 are needed"):
         cut(part, count=3, context=2, frames=3)
+
+
+# Ranks
+
+
+def test_equal_numbers_share_the_mean_of_their_places():
+    assert ranks(np.array([3.0, 1.0, 3.0, 7.0])).tolist() == [2.5, 1.0, 2.5, 4.0]
+
+
+def test_rank_correlation_is_that_of_any_rising_curve_and_has_an_interval():
+    values = np.random.default_rng(0).normal(size=60)
+    rising = correlation(values, np.exp(values), draws=100)
+    assert rising.mean == pytest.approx(1) and rising.low == pytest.approx(1)
+    falling = correlation(values, -values, draws=100)
+    assert falling.mean == pytest.approx(-1)
+    other = correlation(values, np.random.default_rng(1).normal(size=60), draws=400)
+    assert other.low < 0 < other.high and other.high - other.low > 0.2

@@ -23,7 +23,7 @@ from diagonal.training.tokens.tokenizer import TokenizerTask
 from diagonal.worlds import vizdoom
 from diagonal.worlds.recordings import Part
 
-ALL = ["doom", "mcar", "mcar:300m", "mcar:700m", "mcar:1200m", "smoke"]
+ALL = ["doom", "doom:5m", "doom:1m-6f", "mcar", "mcar:300m", "mcar:700m", "mcar:1200m", "smoke"]
 
 
 def stages_of(recipe: Recipe) -> list[WorldRecipe]:

@@ -16,8 +16,8 @@ import torch
 from diagonal.evaluation import score_tables
 from diagonal.evaluation.folders import Folder, VideoFile
 from diagonal.evaluation.metrics import Setting
-from diagonal.evaluation.scores import Job, check, score
-from diagonal.evaluation.statistics import Interval
+from diagonal.evaluation.scores import Job, _over_time, check, score
+from diagonal.evaluation.statistics import Interval, slope
 from diagonal.media.video import writer
 from tests import made_weights
 
@@ -63,10 +63,29 @@ def test_every_folder_has_a_score_of_every_metric(place: Path):
     ]
     near, far, *_ = made.results
     assert near.value.mean > far.value.mean + 5
-    assert len(near.by_frame) == 4 and np.mean(near.by_frame) == pytest.approx(near.value.mean)
+    assert len(near.by_frame) == 4 and np.mean([one for one in near.by_frame if one]) == pytest.approx(near.value.mean)
     assert near.minus_first is None and far.minus_first is not None
     assert far.minus_first.mean == pytest.approx(far.value.mean - near.value.mean)
     assert far.minus_first.high < 0
+
+
+def test_curves_are_cut_into_parts_with_intervals(place: Path):
+    near, far = run(job(place, ["psnr"])).results
+    assert [(one.first, one.last) for one in near.over_time] == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert [one.value.mean for one in near.over_time] == pytest.approx(near.by_frame)
+    assert all(one.value.low <= one.value.mean <= one.value.high for one in far.over_time)
+    (panel,) = score_tables.curves(run(job(place, ["psnr", "vmaf"])))[:1]
+    assert list(panel.curves) == ["near", "far"] and [point.x for point in panel.curves["far"]] == [0, 1, 2, 3]
+
+
+def test_curves_with_gaps_are_means_of_what_is_there():
+    """As turns lie anywhere in time: of some frames no clip has a number."""
+    gaps = np.full((2, 20), np.nan)
+    gaps[0, 3], gaps[0, 4], gaps[1, 4] = 1, 0, 1
+    mean, spans = _over_time(gaps)
+    assert mean == [None, None, None, 1, 0.5, *[None] * 15]
+    assert [(one.first, one.last, one.value.mean) for one in spans] == [(3, 6, 0.75)]
+    assert slope(gaps[0]) == pytest.approx(-100) and np.isnan(slope(gaps[1]))
 
 
 def test_the_difference_of_drifts_is_one_of_slopes(place: Path):

@@ -71,13 +71,15 @@ def load_world(source: WorldSource, computing: Computing) -> World:
     """The library's `load`, with a remark where the weights are random."""
     from diagonal.catalog.names import HF, find
     from diagonal.catalog.variants import token_variant
+    from diagonal.generation.components import Weights
     from diagonal.generation.devices import find_dtype
     from diagonal.generation.load import load
 
     name, device = source.model, computing.device
     shipped = not name.startswith(HF) and bool(token_variant(find("models", name), name).embedded)
-    dtype = find_dtype(computing.dtype, device, int8_rows=source.weights is None and shipped)
-    world = load(name, source.weights, tokenizer=source.tokenizer, device=device, dtype=dtype)
+    dtype = find_dtype(computing.dtype, device, int8_rows=source.weights is None and shipped and not source.lora)
+    weights = Weights(source.weights, lora=source.lora) if source.lora else source.weights
+    world = load(name, weights, tokenizer=source.tokenizer, device=device, dtype=dtype)
     remark_random(name, world.weights)
     return world if computing.kind is None else world.quantize(computing.kind)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from diagonal.cli import out, print_json, progress_bar
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 ALONE = "temporal_flickering,spatial_information,temporal_information,drift"
 WITH_TRUTH = "psnr,ssim"
+WIDTH = 1000  # letters of a line of a table: a narrow terminal wraps it, and hides nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +215,9 @@ def show(job: Job, folder: Path | None) -> None:
     table = Table("metric", *(one.name for one in job.folders), box=None, padding=(0, 2, 0, 0))
     for label, cells in rows(job):
         table.add_row(label, *cells)
-    out.print(table)
+    for column in table.columns:
+        column.no_wrap = True
+    Console(width=WIDTH, highlight=False).print(table)
     for score in job.results:
         if score.minus_first is not None:
             apart = short(score.minus_first)
@@ -223,7 +227,8 @@ def show(job: Job, folder: Path | None) -> None:
     real = f", {len(job.reference.videos)} real ones" if job.reference else ""
     out.print(f"{len(job.folders[0].videos)} videos{real}; intervals are 95 %, over clips", markup=False)
     if folder is not None:
-        out.print(f"scores.json, scores.md and sheet.png in {folder}", markup=False)
+        drawn = "curves.png and sheet.png" if any(len(one.over_time) > 1 for one in job.results) else "sheet.png"
+        out.print(f"scores.json, scores.md, {drawn} in {folder}", markup=False)
 
 
 def show_vbench(found: Mapping[str, Any]) -> None:

@@ -160,12 +160,12 @@ def _speed(schedule: str, folder: Path) -> dict[str, Any]:
     from diagonal.evaluation.generated import times
 
     taken = times(folder)
-    return {"schedule": schedule, "calls": calls(taken), "fps": asdict(frame_rate(taken))}
+    return {"schedule": schedule, "calls": asdict(calls(taken)), "fps": asdict(frame_rate(taken))}
 
 
 def _print_speed(speed: Mapping[str, Any]) -> None:
     table = Table("schedule", "model calls", "FPS", box=None, padding=(0, 2, 0, 0))
     for name, one in speed.items():
-        table.add_row(name, f"{one['calls']:.1f}", f"{one['fps']['mean']:.2f}")
+        table.add_row(name, f"{one['calls']['mean']:.1f}", f"{one['fps']['mean']:.2f}")
     out.print(table)
     out.print("[dim]FPS of one video at a time, decoding to pixels and writing counted[/]")

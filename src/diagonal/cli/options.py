@@ -138,6 +138,9 @@ class WorldSource:
         typer.Option(help="Checkpoint file, folder or hub id; 'random': untrained. Default: the shipped ones."),
     ] = None
     tokenizer: Annotated[str | None, typer.Option(help="Checkpoint of the tokenizer, if it is apart.")] = None
+    lora: Annotated[list[str] | None, typer.Option(help="Adapters of `finetune --lora` to merge; may be repeated.")] = (
+        None
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
@@ -16,7 +19,7 @@ from diagonal.cli.signing import Watermarking
 
 if TYPE_CHECKING:
     from diagonal.media.video import VideoArray
-    from diagonal.server.settings import Settings
+    from diagonal.server.settings import Limits, Settings
     from diagonal.server.video_models import ServedVideo
     from diagonal.server.world_models import ServedWorld
 
@@ -70,7 +73,8 @@ class Reached:
         list[str] | None, typer.Option(help="Pages of other hosts that may use it, such as https://example.org.")
     ] = None
     data: Annotated[
-        Path | None, typer.Option(help="Folder of all that is kept. Default: one that goes when the server ends.")
+        Path | None,
+        typer.Option(help="Folder of all that is kept, videos too. Default: one that goes with the server."),
     ] = None
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser, where there is one.")] = False
 
@@ -88,37 +92,77 @@ class Kept:
     snapshot_every: Annotated[int, typer.Option(min=1, help="Frames between two snapshots of a session.")] = 16
 
 
+@dataclass(frozen=True, kw_only=True)
+class Jobs:
+    """What videos of /v1/videos may take."""
+
+    panel: ClassVar[str] = "Jobs"
+
+    queue: Annotated[int, typer.Option(min=1, help="Jobs that may wait.")] = 16
+    frames: Annotated[int, typer.Option("--max-frames", min=1, help="Of one video.")] = 2000
+    upload: Annotated[int, typer.Option("--max-upload", min=1, help="MiB of a picture or clip that is sent.")] = 32
+    keep: Annotated[float, typer.Option("--keep-hours", min=0.01, help="Hours that a finished video is kept.")] = 168.0
+    disk: Annotated[float, typer.Option("--max-disk", min=0.001, help="GiB of all videos together.")] = 8.0
+
+    def limits(self) -> Limits:
+        """The limits of a server."""
+        from diagonal.server.settings import Limits
+
+        return Limits(
+            jobs=self.queue,
+            video_frames=self.frames,
+            upload_bytes=self.upload * 2**20,
+            keep_seconds=self.keep * 3600,
+            disk_bytes=int(self.disk * 2**30),
+        )
+
+
 @app.command()
 @flat
 def serve(
-    served: Served, computing: Computing, reached: Reached, kept: Kept, signing: Watermarking, on_ray: OnRay
+    served: Served,
+    computing: Computing,
+    reached: Reached,
+    kept: Kept,
+    jobs: Jobs,
+    signing: Watermarking,
+    on_ray: OnRay,
 ) -> None:
     """Serve worlds to a browser: a page, a WebSocket to play on, and what docs/serving.md says."""
     if on_ray.ray:
-        groups = (served, computing, reached, kept, signing)
+        groups = (served, computing, reached, kept, jobs, signing)
         serve_on_ray(on_ray, config_of(on_ray, groups))
         return
     refuse(given(on_ray), "a server of one process, without --ray")
     try:
         from diagonal.server.app import create_app
+        from diagonal.server.jobs.store import check_folder
         from diagonal.server.run import serve as run
         from diagonal.server.store import SnapshotStore
     except ImportError as error:
         raise ValueError(f"serving needs more packages ({error}): pip install 'diagonal[serve]'") from error
-    names, settings = served.names, _settings(served, reached, kept, signing)
+    names, settings = served.names, _settings(served, reached, kept, jobs, signing)
     if settings.store is not None:
         SnapshotStore(settings.store, settings.keep).check()
+    if settings.data is not None:
+        check_folder(settings.data)
     models = {name: _open(name, served, computing, settings) for name in names}
 
     def ready(address: str) -> None:
         err.print(f"{', '.join(names)} at {address}  (Ctrl-C ends it)")
-        if reached.open_page:
-            webbrowser.open(address if reached.token is None else f"{address}/?token={reached.token}")
+        if reached.open_page and _has_screen():
+            page = address if reached.token is None else f"{address}/?token={reached.token}"
+            Thread(target=webbrowser.open, args=[page], daemon=True).start()  # who waits for the browser
 
     run(create_app(settings, models), settings, ready)
 
 
-def _settings(served: Served, reached: Reached, kept: Kept, signing: Watermarking) -> Settings:
+def _has_screen() -> bool:
+    """Whether a browser would have a window; one in text would take the terminal."""
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+def _settings(served: Served, reached: Reached, kept: Kept, jobs: Jobs, signing: Watermarking) -> Settings:
     from diagonal.server.settings import Settings
     from diagonal.server.store import StoreLimits
 
@@ -132,6 +176,7 @@ def _settings(served: Served, reached: Reached, kept: Kept, signing: Watermarkin
         snapshots=kept.snapshots,
         keep=StoreLimits(every=kept.snapshot_every),
         marking=signing.marking(None),
+        limits=jobs.limits(),
     )
 
 

@@ -14,7 +14,8 @@ from diagonal.cli.options import Group, given, refuse
 
 # Options that replicas are told under the names that a config file has for them.
 NAMES = {"model": "models", "allow_origin": "origins"}
-OWN = ("port", "open_page", "private", "watermark")  # the proxy's, and those that replicas have no use for
+# Those that replicas have no use for, or that one folder of one process is for.
+REFUSED = ("open_page", "private", "watermark", "data", "queue", "frames", "upload", "keep", "disk")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +70,9 @@ def _args(groups: Sequence[Group]) -> dict[str, Any]:
     from diagonal.server.store import SnapshotStore
 
     options = given(*groups)
-    refuse({name: options[name] for name in options if name in OWN and name != "port"}, "--ray")
+    refuse({name: options[name] for name in options if name in REFUSED}, "--ray")
     values = {name: vars(group)[name] for group in groups for name in vars(group) if name in options}
-    args = {NAMES.get(name, name): _plain(value) for name, value in values.items() if name not in OWN}
+    args = {NAMES.get(name, name): _plain(value) for name, value in values.items() if name != "port"}
     args["device"] = values.get("device", "auto")
     try:
         settings = ServeArgs.model_validate(args).settings()

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from diagonal.cli import app, err, out, print_json
-from diagonal.cli.evaluate_folders import Run, Videos
+from diagonal.cli.evaluate_folders import WIDTH, Run, Videos
 from diagonal.cli.evaluate_model import Clips, evaluated, planned
 from diagonal.cli.options import Device, Json, Lpips, WorldSource, flat, given, refuse
 from diagonal.cli.spread import Spread
@@ -21,12 +21,11 @@ from diagonal.cli.sweep_video import StepGrid, requests_of, swept_video
 from diagonal.planning.plan import Order
 
 if TYPE_CHECKING:
-    from diagonal.evaluation.frontier import Measured
+    from diagonal.evaluation.frontier import Axis, Measured
     from diagonal.evaluation.metrics import Better
 
 WHOLE = "whole"
 K, D, METRICS = "1,2,3,4", WHOLE, "psnr,ssim"
-WIDTH = 1000  # letters of a line of the table: a narrow terminal wraps it, and hides nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +45,17 @@ class Swept:
     metric_weights: Annotated[list[str] | None, typer.Option(help="As for evaluate.")] = None
     lpips: Lpips = None
     frames: Annotated[int | None, typer.Option(min=1, help="Frames that are made. Default: the model's.")] = None
+    axis: Annotated[
+        Literal["fps", "calls"],
+        typer.Option(help="What speed is: frames a second, or model calls, where the machine does other things too."),
+    ] = "fps"
     target_fps: Annotated[float | None, typer.Option(help="Name the best schedule that is at least so fast.")] = None
     device: Device = "cpu"
     as_json: Json = False
+
+    def __post_init__(self) -> None:
+        if self.axis == "calls" and self.target_fps is not None:
+            raise ValueError(f"--target-fps {self.target_fps:g} needs frames a second, which --axis calls leaves out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,22 +115,24 @@ def _videos(swept: Swept, metrics: str) -> Videos:
 
 def _report(swept: Swept, result: Mapping[str, Any]) -> None:
     """Frontier and choice: as files, and as a table or JSON."""
-    from diagonal.evaluation.frontier import draw, pareto
+    from diagonal.evaluation.frontier import Axis, draw, pareto
     from diagonal.evaluation.report import as_json
     from diagonal.media.files import atomic
 
     metric, better, measured = _measured(result)
-    front = pareto(measured, better)
-    found: dict[str, Any] = {"metric": metric, "better": better.value, "measured": [asdict(one) for one in measured]}
+    axis = Axis(swept.axis)
+    front = pareto(measured, better, axis)
+    rows = [asdict(one) | ({} if axis is Axis.FPS else {"fps": None}) for one in measured]
+    found: dict[str, Any] = {"metric": metric, "better": better.value, "axis": axis.value, "measured": rows}
     found |= {"frontier": [one.schedule for one in front], "others": _others(result, metric)}
     found["chosen"], why_none = _choice(swept.target_fps, measured, better)
     with atomic(swept.out_path / "sweep.json") as temporary:
         temporary.write_text(as_json(found))
-    draw(measured, metric, better, swept.out_path / "sweep.png")
+    draw(measured, metric, better, swept.out_path / "sweep.png", list(Axis) if axis is Axis.FPS else [axis])
     if swept.as_json:
         print_json(found)
     else:
-        _print(measured, front, metric, found["others"])
+        _print(measured, front, metric, found["others"], axis)
         for name, reason in result["refused"].items():
             out.print(f"not had: {name} {reason}", markup=False)
         if found["chosen"]:
@@ -184,7 +193,7 @@ def _measured(result: Mapping[str, Any]) -> tuple[str, Better, list[Measured]]:
         if one["metric"] == metric:
             speed = result["speed"][one["folder"]]
             fps, quality = Interval(**speed["fps"]), Interval(**one["value"])
-            measured.append(Measured(speed["schedule"], speed["calls"], fps, quality))
+            measured.append(Measured(speed["schedule"], Interval(**speed["calls"]), fps, quality))
     return metric, better, measured
 
 
@@ -198,16 +207,24 @@ def _others(result: Mapping[str, Any], first: str) -> dict[str, dict[str, dict[s
 
 
 def _print(
-    measured: Sequence[Measured], front: Sequence[Measured], metric: str, others: Mapping[str, Mapping[str, Any]]
+    measured: Sequence[Measured],
+    front: Sequence[Measured],
+    metric: str,
+    others: Mapping[str, Mapping[str, Any]],
+    axis: Axis,
 ) -> None:
     """A schedule a line, the slowest first; of other metrics the mean alone."""
+    from diagonal.evaluation.frontier import Axis
     from diagonal.evaluation.score_tables import short
 
-    table = Table("schedule", "calls", "FPS", metric, *others, "frontier", box=None, padding=(0, 2, 0, 0))
+    rates = ["FPS"] if axis is Axis.FPS else []
+    table = Table("schedule", "calls", *rates, metric, *others, "frontier", box=None, padding=(0, 2, 0, 0))
     for column in table.columns:
         column.no_wrap = True
-    for one in sorted(measured, key=lambda one: one.fps.mean):
+    for one in sorted(measured, key=lambda one: one.speed(axis)):
         rest = [f"{values[one.schedule]['mean']:.4g}" if one.schedule in values else "" for values in others.values()]
         best = "yes" if one in front else ""
-        table.add_row(one.schedule, f"{one.calls:.1f}", short(one.fps), short(one.quality), *rest, best)
+        rate = [short(one.fps)] if rates else []
+        count = f"{one.calls.mean:.1f}" if one.calls.low == one.calls.high else short(one.calls)
+        table.add_row(one.schedule, count, *rate, short(one.quality), *rest, best)
     Console(width=WIDTH, highlight=False).print(table)

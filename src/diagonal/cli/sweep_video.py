@@ -126,7 +126,7 @@ def requests_of(source: WorldSource, grid: StepGrid, schedules: list[str], frame
 
     name, variant = source.model, diffusion_variant(find("models", source.model), source.model)
     options = given(source)
-    refuse({key: options[key] for key in ("tokenizer",) if key in options}, name)
+    refuse({key: options[key] for key in ("tokenizer", "lora") if key in options}, name)
     if grid.prompts is None:
         raise ValueError(f"--prompts, a file of prompts, is needed: {name} makes videos of texts")
     weights = Weights(source.weights, **chosen(grid, "vae", "text_encoder"))
@@ -186,4 +186,4 @@ def _speed(schedule: str, folder: Path) -> dict[str, Any]:
     from diagonal.evaluation.manifest import entries
 
     taken = entries(folder)
-    return {"schedule": schedule, "calls": calls(taken), "fps": asdict(frame_rate(taken))}
+    return {"schedule": schedule, "calls": asdict(calls(taken)), "fps": asdict(frame_rate(taken))}

@@ -21,7 +21,7 @@ from diagonal.cli.options import Device, Json, Lpips
 if TYPE_CHECKING:
     import torch
 
-    from diagonal.training.recipe import Recipe, WorldRecipe
+    from diagonal.training.recipe import Mixture, Recipe, WorldRecipe
     from diagonal.training.stages import Stage
 
 train = typer.Typer(no_args_is_help=True, help="Train a world by a recipe: all stages, or one of them.")
@@ -40,6 +40,8 @@ Schedules = Annotated[
         help="What it learns to decode by; several get as many steps as each other. Default: the recipe's.",
     ),
 ]
+
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Of weights and batches. Default: the recipe's.")]
 
 Line = dict[str, Any]
 
@@ -110,6 +112,7 @@ def world(
     tokenizer: Tokenizer,
     out_path: Out,
     schedule: Schedules = None,
+    seed: Seed = None,
     device: Device = "cpu",
     tensorboard: Tensorboard = False,
     as_json: Json = False,
@@ -117,6 +120,7 @@ def world(
     """Train the world from scratch: the recipe's base stage."""
     found, where = _begin(recipe, device)
     how = replace(found.base, mixture=_mixture(schedule) or found.base.mixture)
+    how = how if seed is None else replace(how, run=replace(how.run, seed=seed))
     stage = _world("base", how, (found, data, where), (tokenizer, None), out_path)
     shared = {"recipe": recipe, "schedules": [spec for spec, _ in how.mixture]}
     _run(stage, shared, tensorboard, as_json)
@@ -130,7 +134,19 @@ def finetune(
     weights: Annotated[Path, typer.Option(help="Folder of the trained world to start from.")],
     out_path: Out,
     schedule: Schedules = None,
+    then: Annotated[
+        list[str] | None,
+        typer.Option(help="What it learns after that; several divide the run evenly, as in k=4, then k=2, then k=1."),
+    ] = None,
+    lora: Annotated[
+        int | None,
+        typer.Option(min=1, help="Learn adapters of this rank alone; `generate --lora` takes them."),
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Learn these parts alone: norms, embeddings, head; several with commas.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Default: the recipe's.")] = None,
+    seed: Seed = None,
     device: Device = "cpu",
     tensorboard: Tensorboard = False,
     as_json: Json = False,
@@ -138,17 +154,36 @@ def finetune(
     """Teach a trained world other schedules: a short run under the visibility they decode with."""
     found, where = _begin(recipe, device)
     run = found.finetune.run if steps is None else replace(found.finetune.run, steps=steps)
-    how = replace(found.finetune, mixture=_mixture(schedule) or found.finetune.mixture, run=run)
+    run = run if seed is None else replace(run, seed=seed)
+    how = replace(found.finetune, mixture=_mixture(schedule) or found.finetune.mixture, run=run, later=_later(then))
+    how = replace(how, lora=lora, only=None if only is None else _parts(only))
     stage = _world("finetune", how, (found, data, where), (tokenizer, weights), out_path)
     shared = {"recipe": recipe, "schedules": [spec for spec, _ in how.mixture]}
     _run(stage, shared, tensorboard, as_json)
+    if lora is not None and not as_json:
+        from diagonal.training.tokens.stages import LORA
+
+        out.print(f"adapters in {out_path / LORA}", markup=False)
 
 
-def _mixture(schedules: Sequence[str] | None) -> tuple[tuple[str, float], ...]:
+def _mixture(schedules: Sequence[str] | None) -> Mixture:
     """The schedules that are asked for, as often as each other."""
     from diagonal.planning.plan import Order
 
     return tuple((str(Order.of(spec)), 1.0) for spec in schedules or ())
+
+
+def _later(then: Sequence[str] | None) -> tuple[tuple[float, Mixture], ...] | None:
+    """Each of these from its part of the run on; what comes first has one as long."""
+    count = 1 + len(then or ())
+    return tuple((number / count, _mixture([spec])) for number, spec in enumerate(then or (), 1)) or None
+
+
+def _parts(named: str) -> tuple[str, ...]:
+    """The parts of a model, or why they are none."""
+    from diagonal.training.tokens.adapters import check_parts
+
+    return check_parts([name.strip() for name in named.split(",")])
 
 
 def _begin(recipe: str, device: str) -> tuple[Recipe, torch.device]:

@@ -46,14 +46,22 @@ class Reference:
         return float(apart + covariance_FF.trace() + self.covariance_FF.trace() - 2 * cross)
 
 
-def polynomial_mmd(first: Tensor, second: Tensor, degree: int = 2, constant: float = 0.0) -> float:
-    """The squared maximum mean discrepancy with the kernel (x.y / F + constant)^degree, means over all pairs.
+def polynomial_mmd(
+    first: Tensor, second: Tensor, degree: int = 2, constant: float = 0.0, unbiased: bool = False
+) -> float:
+    """The squared maximum mean discrepancy with the kernel (x.y / F + constant)^degree, means over all pairs; unbiased:
+    within a set over pairs of different samples, so that equal sets are 0 on average.
 
     It needs far fewer samples than a covariance does.
     """
     one, two = first.double().cpu(), second.double().cpu()
 
-    def mean(x_NF: Tensor, y_MF: Tensor) -> float:
-        return float(((x_NF @ y_MF.T) / x_NF.shape[1] + constant).pow(degree).mean())
+    def kernel(x_NF: Tensor, y_MF: Tensor) -> Tensor:
+        return ((x_NF @ y_MF.T) / x_NF.shape[1] + constant).pow(degree)
 
-    return mean(one, one) + mean(two, two) - 2 * mean(one, two)
+    def within(x_NF: Tensor) -> float:
+        pairs = kernel(x_NF, x_NF)
+        count = len(pairs)
+        return float((pairs.sum() - pairs.trace()) / (count * (count - 1)) if unbiased else pairs.mean())
+
+    return within(one) + within(two) - 2 * float(kernel(one, two).mean())

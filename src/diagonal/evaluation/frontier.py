@@ -1,10 +1,14 @@
-"""Quality against speed: which schedules no other one beats in both, and which to take for a frame rate."""
+"""Quality against speed: which schedules no other one beats in both, and which to take for a frame rate.
+
+Speed is frames a second, or model calls where the machine does other things as well: those are the same on any.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +21,32 @@ from diagonal.media.draw import Panel, Point, save_panels
 OTHERS, FRONTIER = "others", "frontier"
 
 
+class Axis(Enum):
+    """By what speed is told."""
+
+    FPS = "fps"
+    CALLS = "calls"
+
+
+NAMES = {Axis.FPS: "frames a second", Axis.CALLS: "model calls a video"}
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """A schedule, what it took, and how good its videos are."""
 
     schedule: str
-    calls: float  # of the model, a video
+    calls: Interval  # of the model, a video
     fps: Interval
     quality: Interval
+
+    def at(self, axis: Axis) -> Interval:
+        """How fast, or how long, on an axis."""
+        return self.fps if axis is Axis.FPS else self.calls
+
+    def speed(self, axis: Axis) -> float:
+        """More is faster, on every axis."""
+        return self.fps.mean if axis is Axis.FPS else -self.calls.mean
 
 
 def frame_rate(times: Mapping[str, Mapping[str, Any]]) -> Interval:
@@ -34,28 +56,16 @@ def frame_rate(times: Mapping[str, Mapping[str, Any]]) -> Interval:
     return Interval(1 / seconds.mean, 1 / seconds.high, 1 / seconds.low)
 
 
-def calls(times: Mapping[str, Mapping[str, Any]]) -> float:
-    """Model calls of a video, on average."""
-    return float(np.mean([one["calls"] for one in times.values()]))
+def calls(times: Mapping[str, Mapping[str, Any]]) -> Interval:
+    """Model calls of a video. They are the same for all but under schedules that go by what is decoded."""
+    return bootstrap(np.array([[float(one["calls"])] for one in times.values()]))
 
 
-def by_rate(one: Measured) -> float:
-    """How fast it is, in frames a second."""
-    return one.fps.mean
-
-
-def by_calls(one: Measured) -> float:
-    """How fast it is, by the calls that it does not need."""
-    return -one.calls
-
-
-def pareto(
-    measured: Sequence[Measured], better: Better, speed: Callable[[Measured], float] = by_rate
-) -> list[Measured]:
+def pareto(measured: Sequence[Measured], better: Better, axis: Axis = Axis.FPS) -> list[Measured]:
     """Those that no other one reaches in both speed and quality, the fastest first."""
     sign = _sign(better)
     front: list[Measured] = []
-    for one in sorted(measured, key=lambda one: (-speed(one), -sign * one.quality.mean)):
+    for one in sorted(measured, key=lambda one: (-one.speed(axis), -sign * one.quality.mean)):
         if not front or sign * one.quality.mean > sign * front[-1].quality.mean:
             front.append(one)
     return front
@@ -79,24 +89,23 @@ def _sign(better: Better) -> int:
     return 1 if better is Better.HIGHER else -1
 
 
-def draw(measured: Sequence[Measured], metric: str, better: Better, path: Path) -> None:
-    """All schedules over frames a second and over model calls, those that differ in d alone as one curve, and the
-    frontier of each."""
+def draw(measured: Sequence[Measured], metric: str, better: Better, path: Path, axes: Sequence[Axis]) -> None:
+    """All schedules over each axis, those that differ in d alone as one curve, and the frontier of each axis."""
     families: dict[str, list[tuple[Measured, str]]] = {}
     for one in measured:
         name, delay = _family(one.schedule)
         families.setdefault(name, []).append((one, delay))
     alone = [name for name, members in families.items() if len(members) == 1]
     panels = []
-    for axis, speed in (("frames a second", by_rate), ("model calls a video", by_calls)):
+    for axis in axes:
         curves: dict[str, list[Point]] = {}
         for name, members in families.items():
             several = name not in alone
-            found = [_point(one, abs(speed(one)), delay if several else one.schedule) for one, delay in members]
+            found = [_point(one, one.at(axis).mean, delay if several else one.schedule) for one, delay in members]
             curves.setdefault(name if several else OTHERS, []).extend(found)
         loose = tuple(curves)
-        curves[FRONTIER] = [Point(abs(speed(one)), one.quality.mean) for one in pareto(measured, better, speed)]
-        panels.append(Panel(axis, f"{metric} ({better.value} is better)", curves, loose, (FRONTIER,), log=True))
+        curves[FRONTIER] = [Point(one.at(axis).mean, one.quality.mean) for one in pareto(measured, better, axis)]
+        panels.append(Panel(NAMES[axis], f"{metric} ({better.value} is better)", curves, loose, (FRONTIER,), log=True))
     save_panels(panels, path, f"{metric} against speed")
 
 

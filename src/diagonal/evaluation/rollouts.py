@@ -118,6 +118,7 @@ def measure(clips: Clips, made: Rollouts, judges: Judges) -> dict[str, Any]:
     result: dict[str, Any] = {"steps": made.steps, "seconds": made.seconds}
     decibels = psnr(made.videos, true).cpu().double().numpy()
     result |= {"psnr": bootstrap(decibels.mean(-1)), "psnr_by_frame": decibels.mean((0, 1)).tolist()}
+    result["psnr_values"] = decibels.mean(-1)
     if judges.lpips is not None:
         distances = lpips_distance(made.videos, true, judges.lpips)
         result |= {"lpips": bootstrap(distances.mean(-1)), "lpips_by_frame": distances.mean((0, 1)).tolist()}
@@ -184,9 +185,13 @@ def frames_until_lost(clips: Clips, videos: Tensor, weights: Mapping[str, Tensor
     A rollout is lost from the first frame that is as far (LPIPS) from the true one as the nearest twentieth of
     unrelated views are: true frames of different clips.
     """
-    unrelated = lpips_distance(clips.true[:, None], clips.true.roll(1, dims=0)[:, None], weights)
-    lost = lpips_distance(videos[:, None], clips.true[:, None], weights)[:, 0] > np.quantile(unrelated, 0.05)
+    lost = lpips_distance(videos[:, None], clips.true[:, None], weights)[:, 0] > lost_beyond(clips.true, weights)
     return [int(row.argmax()) if row.any() else len(row) for row in lost]
+
+
+def lost_beyond(true: Tensor, weights: Mapping[str, Tensor]) -> float:
+    """The distance of the nearest twentieth of unrelated views: true frames (N, T, C, H, W) of different clips."""
+    return float(np.quantile(lpips_distance(true[:, None], true.roll(1, dims=0)[:, None], weights), 0.05))
 
 
 def sheet(clips: Clips, rows: Mapping[str, Tensor], clip: int, every: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -16,6 +16,7 @@ from diagonal.evaluation.metrics import Better
 from diagonal.evaluation.report import as_json
 from diagonal.evaluation.scores import Job, versions
 from diagonal.evaluation.statistics import Interval
+from diagonal.media.draw import Panel, Point, save_panels
 from diagonal.media.files import atomic
 from diagonal.media.video import resize, write_picture
 
@@ -85,11 +86,34 @@ def markdown(job: Job) -> str:
 
 
 def write(job: Job, folder: Path, extra: Mapping[str, Any]) -> None:
-    """scores.json, scores.md and sheet.png."""
+    """scores.json, scores.md, sheet.png and, where a metric has a curve over time, curves.png."""
     for name, text in (("scores.json", as_json(content(job, extra))), ("scores.md", markdown(job))):
         with atomic(folder / name) as temporary:
             temporary.write_text(text, encoding="utf-8")
+    panels = curves(job)
+    if panels:
+        save_panels(panels, folder / "curves.png", "over time, with 95 % intervals over clips")
     write_picture(folder / "sheet.png", sheet([*filter(None, [job.reference]), *job.folders]))
+
+
+def curves(job: Job) -> list[Panel]:
+    """A panel for each metric that has a curve, with a line for each folder."""
+    names = dict.fromkeys(one.metric for one in job.results if len(one.over_time) > 1)
+    panels = []
+    for name in names:
+        lines = {
+            one.folder: [
+                Point((span.first + span.last - 1) / 2, span.value.mean, span.value.low, span.value.high)
+                for span in one.over_time
+            ]
+            for one in job.results
+            if one.metric == name
+        }
+        better = metrics.find(name)[0].about.better
+        panels.append(
+            Panel("frame", name + ("" if better is Better.NEITHER else f" ({better.value} is better)"), lines)
+        )
+    return panels
 
 
 def sheet(folders: Sequence[Folder]) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +27,17 @@ from diagonal.evaluation.speed.machine import PACKAGE, commit
 from diagonal.evaluation.statistics import FloatArray, Interval, bootstrap, slope
 from diagonal.media.files import atomic
 
+SPANS = 8  # parts of equal length into which curves are cut, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a curve over time, and the mean in it."""
+
+    first: int
+    last: int  # behind its last number
+    value: Interval
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
@@ -35,7 +47,8 @@ class Score:
     folder: str
     clips: int
     value: Interval
-    by_frame: list[float] = field(default_factory=list)  # means over clips, where numbers lie along time
+    by_frame: list[float | None] = field(default_factory=list)  # means over clips, where numbers lie along time
+    over_time: list[Span] = field(default_factory=list)  # the same in a few parts, with intervals over clips
     slope_per_100: Interval | None = None
     minus_first: Interval | None = None  # to the first folder, paired by name
 
@@ -141,12 +154,25 @@ def _paired(found: Score, metric: Metric, seen: dict[str, FloatArray], first: di
     curves = [curve for one in seen.values() if (curve := metric.curve(one)) is not None]
     if len(curves) == len(seen) and len({len(curve) for curve in curves}) == 1:
         rise = bootstrap(np.array([[slope(curve)] for curve in curves]))
-        found = replace(found, by_frame=np.mean(curves, axis=0).tolist(), slope_per_100=rise)
+        mean, spans = _over_time(np.array(curves))
+        found = replace(found, by_frame=mean, over_time=spans, slope_per_100=rise)
     both = [name for name in seen if name in first]
     apart = np.array([[metric.of_video(seen[name]) - metric.of_video(first[name])] for name in both])
     if np.isfinite(apart).any():  # a video may have no number, as one without turns has none of turns
         found = replace(found, minus_first=bootstrap(apart))
     return found
+
+
+def _over_time(curves_NT: FloatArray) -> tuple[list[float | None], list[Span]]:
+    """The mean curve, and its parts with intervals; of some clips a number may be missing (nan), of all of them too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # where all are missing, so is the mean
+        mean = np.nanmean(curves_NT, axis=0)
+        every = -(-len(mean) // SPANS)
+        ends = [(first, min(first + every, len(mean))) for first in range(0, len(mean), every)]
+        parts = [(*end, np.nanmean(curves_NT[:, slice(*end)], axis=1)) for end in ends]
+        spans = [Span(first, last, bootstrap(one[:, None])) for first, last, one in parts if np.isfinite(one).any()]
+    return [float(one) if np.isfinite(one) else None for one in mean], spans
 
 
 @dataclass(frozen=True, slots=True)

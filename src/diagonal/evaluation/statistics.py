@@ -64,7 +64,28 @@ def resampled(statistic: Callable[[IntArray], float], count: int, draws: int = 2
     return Interval(value, value + float(low), value + float(high))
 
 
+def correlation(one: FloatArray, two: FloatArray, draws: int = 2000, seed: int = 0) -> Interval:
+    """Spearman's rank correlation of two numbers of every clip, with its 95 % bootstrap interval over clips."""
+
+    def of(chosen: IntArray) -> float:
+        return float(np.corrcoef(ranks(one[chosen]), ranks(two[chosen]))[0, 1])
+
+    rng, count = np.random.default_rng(seed), len(one)
+    low, high = np.quantile([of(rng.integers(count, size=count)) for _ in range(draws)], (0.025, 0.975))
+    return Interval(of(np.arange(count)), float(low), float(high))
+
+
+def ranks(values: FloatArray) -> FloatArray:
+    """The place of each number among them; equal ones share the mean of their places."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    middle: FloatArray = np.cumsum(counts) - (counts - 1) / 2
+    return middle[place]
+
+
 def slope(curve: FloatArray, frames: int = 100) -> float:
-    """How much a curve rises in so many frames, by the least-squares line through it."""
-    time = np.arange(len(curve)) - (len(curve) - 1) / 2
-    return frames * float(time @ curve / (time @ time))
+    """How much a curve rises in so many frames, by the least-squares line through it; entries may be missing (nan)."""
+    there = np.isfinite(curve)
+    if there.sum() < 2:
+        return float("nan")
+    time = np.flatnonzero(there) - np.flatnonzero(there).mean()
+    return frames * float(time @ curve[there] / (time @ time))

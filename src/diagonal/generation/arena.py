@@ -9,7 +9,7 @@ Seats are taken and left between frames. What a session makes does not depend on
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -131,21 +131,32 @@ class Arena:
         """Take a seat; the arguments are those of `World.play`."""
         return self._play(prompt, actions, Order.of(schedule), sampling, (seed, False))
 
-    def step(self, actions: Mapping[LiveSession, Any]) -> dict[LiveSession, Piece]:
-        """The frame of each session that has an action; the others sit it out."""
-        return self.submit(actions).result()
+    def step(
+        self, actions: Mapping[LiveSession, Any], on_call: Callable[[], object] = lambda: None
+    ) -> dict[LiveSession, Piece]:
+        """The frame of each session that has an action; the others sit it out. `on_call` is called after every model
+        call; if it raises, no frame was made, and another action may be given."""
+        return self.submit(actions, on_call).result()
 
-    def submit(self, actions: Mapping[LiveSession, Any]) -> Tick:
+    def submit(self, actions: Mapping[LiveSession, Any], on_call: Callable[[], object] = lambda: None) -> Tick:
         """The same without waiting: on a GPU the next frames can be asked for while these are decoded to pixels."""
         moves = [self._move(session, action) for session, action in actions.items()]  # refuses before anything is done
         if not moves:
             raise ValueError("no actions given; name at least one session")
         began = self._clock.mark()
         for move in moves:
-            self._advance(move.session)
+            self._make_room(move.session)
+        before = [move.session.turn for move in moves]
         calls: dict[LiveSession, int] = {}
-        for alike in _groups(moves):
-            calls |= dict.fromkeys((move.session for move in alike), self._decode(alike))
+        try:
+            for move in moves:
+                move.session.turn = move.session.turn.next(self._layout.grid.frames)
+            for alike in _groups(moves):
+                calls |= dict.fromkeys((move.session for move in alike), self._decode(alike, on_call))
+        except BaseException:
+            for move, turn in zip(moves, before, strict=True):  # the frame's part of the ring is written anew
+                move.session.turn = turn
+            raise
         return self._send(moves, Modelled(calls, Elapsed(began, self._clock.mark())))
 
     def resume(self, saved: Snapshot | str | Path, alone: bool = False) -> LiveSession:
@@ -273,21 +284,19 @@ class Arena:
             self._texts[action] = action_ids(self.world, action)
         return self._texts[action]
 
-    def _advance(self, session: LiveSession) -> None:
-        """Go to the session's next frame; where the window is full and does not roll, feed the newest frames again."""
-        places = self._layout.grid.frames
-        if self.context == REFILL and session.turn.place == places - 1:
+    def _make_room(self, session: LiveSession) -> None:
+        """Where the window is full and does not roll, feed the newest frames again."""
+        if self.context == REFILL and session.turn.place == self._layout.grid.frames - 1:
             session.settle()
             session.turn = self._decoder.refill(session.turn, self._newest())
             session.past.refilled(self._newest())
-        session.turn = session.turn.next(places)
 
-    def _decode(self, moves: Sequence[_Move]) -> int:
+    def _decode(self, moves: Sequence[_Move], on_call: Callable[[], object]) -> int:
         """The frames of sessions under one plan; gives the model calls."""
         turns, first = [move.session.turn for move in moves], moves[0]
         if not first.how.chooses and self._layout.suffix:
             self._decoder.act(turns, torch.tensor([move.ids for move in moves], dtype=torch.long))
-        return self._decoder.decode(self.plan(first.how), first.session.sampling, turns)
+        return self._decoder.decode(self.plan(first.how), first.session.sampling, turns, None, on_call)
 
     def _send(self, moves: Sequence[_Move], model: Modelled) -> Tick:
         """Decode all new frames to pixels in one batch, on a GPU in a stream of its own."""

@@ -30,9 +30,9 @@ VAE_FILE = "Wan2.1_VAE.pth"
 @dataclass(frozen=True, slots=True)
 class Weights:
     """Where the parts of a model come from: files, folders or hub ids. What is None is looked for beside the
-    transformer; without a text encoder there, it is the hub's."""
+    transformer; without a text encoder there, it is the hub's. A token world has a transformer and LoRAs alone."""
 
-    transformer: str | Path | None  # or 'random'
+    transformer: str | Path | None = None  # or 'random'; None: those that the package ships, if it does
     vae: str | Path | None = None  # 'none': do without
     preview: str | Path | None = None  # TAEHV, the fast decoder
     text_encoder: str | Path | None = None
@@ -48,6 +48,12 @@ class Weights:
     def random(self) -> bool:
         """Nothing was trained."""
         return self.transformer is None or str(self.transformer) == checkpoints.RANDOM
+
+    @property
+    def foreign(self) -> list[str]:
+        """What is named here and no token world has."""
+        parts = {"vae": self.vae, "preview": self.preview, "text_encoder": self.text_encoder, "part": self.part}
+        return [name for name, place in parts.items() if place is not None]
 
     def places(self) -> tuple[str | Path, ...]:
         """The checkpoints that the frames depend on, without the text encoder: transformer, decoders, LoRAs."""
@@ -141,6 +147,16 @@ def _filled(name: str, state: Mapping[str, Tensor]) -> Any:
         module = find("tokenizers", name).build()
     checkpoints.load(module, state, name)
     return module
+
+
+def add_lora(model: Any, source: Weights, dtype: torch.dtype | None) -> None:
+    """Merge the LoRAs of a token world, of its own names, into its weights: before these are rounded to the dtype."""
+    state: checkpoints.State = model.state_dict()
+    if dtype is not None:
+        state = {key: value.float() for key, value in state.items()}
+    for file in source.lora:
+        state = merge_lora(state, checkpoints.read(file), source.lora_scale)
+    model.load_state_dict(state, strict=True, assign=True)
 
 
 def _with_lora(state: Mapping[str, Tensor], file: str | Path, scale: float, names: WeightMap) -> checkpoints.State:

@@ -16,7 +16,7 @@ from diagonal import checkpoints
 from diagonal.catalog.names import HF, find
 from diagonal.catalog.variants import DiffusionVariant, Variant
 from diagonal.generation.checks import check_weights
-from diagonal.generation.components import Weights, published, untrained
+from diagonal.generation.components import Weights, add_lora, published, untrained
 from diagonal.generation.devices import check_device, kernels_last
 from diagonal.generation.video import VideoModel
 from diagonal.generation.world import World
@@ -59,9 +59,10 @@ def load(
     """A model by name, with weights from a file, a folder or a hub id; `weights="random"` needs none.
 
     `tokenizer` names a file of its own for the tokenizer, where the checkpoint has none; the parts of a diffusion model
-    are named in `Weights`. `dtype=None` leaves the weights as they are stored. `seed` is that of random weights: as the
-    modules initialise themselves for float32 on a CPU, and otherwise drawn on the device in the dtype, so that a large
-    model is never held twice. The two differ.
+    are named in `Weights`, and so are LoRAs, of any model: `Weights("folder", lora=["adapter.safetensors"])`.
+    `dtype=None` leaves the weights as they are stored. `seed` is that of random weights: as the modules initialise
+    themselves for float32 on a CPU, and otherwise drawn on the device in the dtype, so that a large model is never held
+    twice. The two differ.
     """
     if name.startswith(HF):
         if weights is not None or tokenizer is not None:
@@ -74,20 +75,22 @@ def load(
         if tokenizer is not None:
             raise ValueError(f"tokenizer given; {name} has a VAE in its place: weights=Weights(..., vae=...)")
         return load_video_model(name, weights, device=device, dtype=dtype, seed=seed)
-    if isinstance(weights, Weights):
-        raise ValueError(f"Weights given; {name} is a token model: give weights, and a tokenizer where it is apart")
-    return _load_world(name, found, weights, tokenizer, (check_device(device), dtype), seed)
+    source = weights if isinstance(weights, Weights) else Weights(weights)
+    if source.foreign:
+        raise ValueError(f"Weights with {', '.join(source.foreign)} given; {name} is a token model and has none")
+    return _load_world(name, found, source, tokenizer, (check_device(device), dtype), seed)
 
 
 def _load_world(
     name: str,
     variant: Variant,
-    weights: str | Path | None,
+    source: Weights,
     tokenizer: str | Path | None,
     place: tuple[torch.device, torch.dtype | None],
     seed: int,
 ) -> World:
     """A token model with its tokenizer, on a device and in a dtype."""
+    weights = source.transformer
     check_weights(name, variant, weights)
     device, dtype = place
     label = label_of(name, variant, weights)
@@ -95,6 +98,8 @@ def _load_world(
         weights = checkpoints.ASSETS / variant.embedded
     network = find("tokenizers", variant.tokenizer)
     if weights is None or str(weights) == checkpoints.RANDOM:
+        if source.lora:
+            raise ValueError(f"lora given, but the weights of {name} are random: give those that it belongs to")
         plain = device.type == "cpu" and dtype in (None, torch.float32)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -110,8 +115,10 @@ def _load_world(
             config, network = variant.fit(variant.config, network, (state, separate or state), settings)
             variant = replace(variant, config=config)
         world = World(name, variant, network, label, "meta")
-        world.sources = (weights,) if tokenizer is None else (weights, tokenizer)
+        world.sources = tuple(place for place in (weights, tokenizer, *source.lora) if place is not None)
         _fill(world, state, separate)
+        if source.lora:
+            add_lora(world.model, source, dtype)
     for module in (world.model, world.tokenizer):
         module.to(device=device, dtype=dtype).eval().requires_grad_(False)
     if device.type in ("cuda", "cpu"):

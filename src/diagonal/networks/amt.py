@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.catalog.variants import WeightMap
-from diagonal.networks.correlation import correlation_levels, look_up, places
+from diagonal.networks.correlation import correlation_levels, look_up, places, warped
 
 CHANNELS = (20, 32, 44, 56)  # of features at 1/2, 1/4, 1/8 and 1/16 of the size
 SIDEWAYS = 20  # channels that a residual block treats by themselves as well
@@ -42,7 +42,7 @@ class Amt(nn.Module):
         mean = torch.cat([first_NCHW, second_NCHW], 2).mean((1, 2, 3), keepdim=True)
         pair = first_NCHW - mean, second_NCHW - mean
         *flows, mask, residual = self.fine(*self.coarse(*pair))
-        moved = [_warp(_each(picture), flow) for picture, flow in zip(pair, map(_split, flows), strict=True)]
+        moved = [warped(_each(picture), flow) for picture, flow in zip(pair, map(_split, flows), strict=True)]
         mask = mask.flatten(0, 1)[:, None]
         shown = mask * moved[0] + (1 - mask) * moved[1] + _each(mean) + residual.unflatten(1, (FLOWS, 3)).flatten(0, 1)
         shown = shown.unflatten(0, (-1, FLOWS))
@@ -76,7 +76,7 @@ class Amt(nn.Module):
 
 def _gathered(features: Tensor, first: Tensor, second: Tensor, flow: Tensor) -> Tensor:
     """What a decoder sees: features of both pictures are brought to where the middle frame has them."""
-    return torch.cat([features, _warp(first, flow[:, :2]), _warp(second, flow[:, 2:]), flow], 1)
+    return torch.cat([features, warped(first, flow[:, :2]), warped(second, flow[:, 2:]), flow], 1)
 
 
 def _split(flows: Tensor) -> Tensor:
@@ -91,13 +91,6 @@ def _each(x: Tensor) -> Tensor:
 
 def _resized(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1 else F.interpolate(x, scale_factor=factor, mode="bilinear", align_corners=False)
-
-
-def _warp(x: Tensor, flow: Tensor) -> Tensor:
-    """x as seen at p + flow; beyond the edge its last pixel goes on."""
-    size = torch.tensor(x.shape[:-3:-1], device=x.device)  # width, height
-    at = (places(x) + flow).permute(0, 2, 3, 1)
-    return F.grid_sample(x, 2 * at / (size - 1) - 1, padding_mode="border", align_corners=True)
 
 
 def _conv_prelu(before: int, after: int, stride: int = 1) -> nn.Sequential:

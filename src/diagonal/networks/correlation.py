@@ -42,6 +42,13 @@ def look_up(levels: list[Tensor], places_N2HW: Tensor, radius: int) -> Tensor:
     return torch.cat(found, -1).permute(0, 3, 1, 2).contiguous()
 
 
+def warped(x_NCHW: Tensor, flow_N2HW: Tensor, beyond: str = "border") -> Tensor:
+    """x as seen at p + flow; beyond the edge its last pixel goes on ('border'), or there is nothing ('zeros')."""
+    size = torch.tensor(x_NCHW.shape[:-3:-1], device=x_NCHW.device)  # width, height
+    at = (places(x_NCHW) + flow_N2HW).permute(0, 2, 3, 1)
+    return F.grid_sample(x_NCHW, 2 * at / (size - 1) - 1, padding_mode=beyond, align_corners=True)
+
+
 def padded(x_NCHW: Tensor, multiple: int) -> Tensor:
     """Sides brought to multiples by repeating the edge, half on each side."""
     height, width = (-size % multiple for size in x_NCHW.shape[-2:])

@@ -52,13 +52,13 @@ class Raft(nn.Module):
         return now - start, mask
 
 
-def enlarge(flow_N2HW: Tensor, mask: Tensor) -> Tensor:
+def enlarge(flow_N2HW: Tensor, mask: Tensor, times: int = MULTIPLE) -> Tensor:
     """Each fine displacement as a convex combination of the nine coarse ones around it."""
     batch, _, height, width = flow_N2HW.shape
-    weights = mask.reshape(batch, 1, 9, MULTIPLE, MULTIPLE, height, width).softmax(2)
-    around = F.unfold(MULTIPLE * flow_N2HW, 3, padding=1).reshape(batch, 2, 9, 1, 1, height, width)
+    weights = mask.reshape(batch, 1, 9, times, times, height, width).softmax(2)
+    around = F.unfold(times * flow_N2HW, 3, padding=1).reshape(batch, 2, 9, 1, 1, height, width)
     fine = (weights * around).sum(2).permute(0, 1, 4, 2, 5, 3)
-    return fine.reshape(batch, 2, MULTIPLE * height, MULTIPLE * width)
+    return fine.reshape(batch, 2, times * height, times * width)
 
 
 def _norm(channels: int, batch_norm: bool) -> nn.Module:

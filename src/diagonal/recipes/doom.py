@@ -6,11 +6,15 @@ from diagonal.recipes import doom_t2v
 from diagonal.training.loop import RunConfig
 from diagonal.training.recipe import Chain, JudgeRecipe, Recipe, TokenizerRecipe, WorldRecipe
 
+SIZES = ("", "1m-6f", "2m", "5m", "16m", "16m-6f", "50m", "150m")
 
-def recipe() -> Recipe:
-    """ViZDoom my_way_home at 96x128, 625 codes, 16.2 M parameters."""
+
+def recipe(size: str = "") -> Recipe:
+    """ViZDoom my_way_home at 96x128, 625 codes, 16.2 M parameters; `size` is one of a variant of models/doom.py."""
+    if size not in SIZES:
+        raise ValueError(f"doom has no size {size!r}; known: {', '.join(SIZES[1:])}")
     return Recipe(
-        model="doom",
+        model=f"doom/{size}" if size else "doom",
         world="vizdoom",
         scenario="my_way_home",
         frames=638_976,

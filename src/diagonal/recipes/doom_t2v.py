@@ -28,6 +28,9 @@ ABLATIONS = tuple(
         *("schedule=4222222", "schedule=5422222"),
         *("context=clean", "context=t20", "context=t50", "context=t100", "context=t200", "context=200"),
         *("flow=0", "flow=0.2", "flow=0.5", "flow=2"),
+        *("flow=0.25", "flow=0.75", "flow=1.25", "flow=1.5"),
+        *(f"schedule=2222222{more}" for more in ("", ",context=clean", ",context=300", ",context=500")),
+        *("schedule=2222222,context=700", "schedule=2222222,context=900"),
     )
 )
 

@@ -42,7 +42,6 @@ class ServeArgs(BaseModel):
     host: str = "127.0.0.1"  # the proxy's: without a token only this machine may come
     token: str | None = None
     origins: list[str] = []
-    data: str | None = None
     snapshots: str | None = None
     snapshot_every: PositiveInt = 16
     snapshot_seconds: PositiveFloat = 5.0
@@ -63,7 +62,6 @@ class ServeArgs(BaseModel):
             token=self.token,
             origins=tuple(self.origins),
             seats=self.seats,
-            data=_path(self.data),
             snapshots=self.snapshots,
             marking=Marking(identity, watermark=False),
             keep=StoreLimits(every=self.snapshot_every, seconds=self.snapshot_seconds),

@@ -23,36 +23,49 @@ from diagonal.server import sessions, video_socket, world_socket
 from diagonal.server.access import Access
 from diagonal.server.house import House, Served
 from diagonal.server.images import encode
+from diagonal.server.jobs.api import Desk, routes
+from diagonal.server.jobs.fields import FieldError, MissingError
+from diagonal.server.jobs.runner import Runner
+from diagonal.server.openapi import REFUSALS, Application
 from diagonal.server.settings import Settings
 from diagonal.server.sockets import attend, refuse
 from diagonal.server.wire import RefusedError
 from diagonal.server.world_models import ServedWorld
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+STATUS = {"too_slow": 408, "too_large": 413, "bad_content_type": 415, "closing": 503}
+STATUS |= dict.fromkeys(("busy", "queue_full", "disk_full"), 429)
+RETRY = {"queue_full": {"retry-after": "5"}, "disk_full": {"x-should-retry": "false"}}  # OpenAI's clients go by these
 
 
 def create_app(settings: Settings, models: Mapping[str, Served]) -> FastAPI:
     """The server's application, whose worlds run while it does. `app.state.house` is what it has open."""
     house = House(settings, models)
+    jobs = Runner(house)
 
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
         house.start()
-        yield
-        await house.say_goodbye("the server stops")
-        house.stop()
+        try:
+            jobs.start()
+            yield
+            await house.say_goodbye("the server stops")
+            await asyncio.to_thread(jobs.stop)
+        finally:
+            house.stop()
 
     # The pages of these addresses load scripts from elsewhere, which ours never do.
-    app = FastAPI(title="diagonal", version=diagonal.__version__, lifespan=running, docs_url=None, redoc_url=None)
-    app.state.house = house
+    pages: dict[str, Any] = {"docs_url": None, "redoc_url": None}
+    app = Application(title="diagonal", version=diagonal.__version__, lifespan=running, responses=REFUSALS, **pages)
+    app.state.house, app.state.jobs = house, jobs
     app.add_middleware(Access, settings=settings)
     _errors(app)
-    _routes(app, house)
+    _routes(app, house, Desk(house, jobs))
     _page(app, Path(str(resources.files("diagonal.server") / "static")))
     return app
 
 
-def _routes(app: FastAPI, house: House) -> None:
+def _routes(app: FastAPI, house: House, desk: Desk) -> None:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """What is served."""
@@ -66,7 +79,7 @@ def _routes(app: FastAPI, house: House) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> str:
         """Counters for Prometheus."""
-        return house.metrics()
+        return house.metrics() + desk.metrics()
 
     @app.get("/v1/models/{model:path}/starts/{start}")
     async def start(model: str, start: str) -> Response:
@@ -78,6 +91,7 @@ def _routes(app: FastAPI, house: House) -> None:
         return Response(picture, media_type="image/webp", headers={"cache-control": "max-age=3600"})
 
     app.include_router(sessions.routes(house))
+    app.include_router(routes(desk))
 
     @app.websocket("/v1/realtime/video")
     async def realtime(socket: WebSocket, model: str | None = None) -> None:
@@ -118,11 +132,18 @@ def _errors(app: FastAPI) -> None:
         param = ".".join(str(part) for part in first["loc"][1:])
         return problem(400, f"{param}: {first['msg']}" if param else first["msg"], "bad_value", param)
 
+    async def refused(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RefusedError)
+        param = error.param if isinstance(error, FieldError) else None
+        status = 404 if isinstance(error, MissingError) else STATUS.get(error.code, 400)
+        return problem(status, str(error), error.code, param, RETRY.get(error.code))
+
     async def broken(request: Request, error: Exception) -> Response:
         return problem(500, "the server failed; its log says more", "internal")
 
     app.add_exception_handler(HTTPException, failed)
     app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(RefusedError, refused)
     app.add_exception_handler(Exception, broken)
 
 

@@ -22,6 +22,7 @@ class Taken:
     action: str
     seq: int | None  # of the newest message that is in it; None: there was none yet
     received: float | None  # when the oldest message came that no frame before had seen; None: nothing is new
+    taps: tuple[str, ...] = ()  # that are done with it
 
 
 class Controls:
@@ -51,15 +52,36 @@ class Controls:
         """The action of the next frame. Taps go before what is merely held; those that cannot be combined wait for the
         frame after."""
         with self._lock:
-            parts = [*(name for name in self._held if name not in self._taps), *reversed(self._taps)]
-            done = together(parts, self._parse).split("+")
-            self._taps = [name for name in self._taps if name not in done]
+            action, taps = self._next()
+            self._taps = [name for name in self._taps if name not in taps]
             since, self._since = self._since, None
-            # In one order, however they were pressed: an action has one name.
-            action = "+".join(name for name in self._known if name in done) or NOTHING
-            return Taken(action, self._seq, since)
+            return Taken(action, self._seq, since, taps)
+
+    def give_back(self, taken: Taken) -> None:
+        """The frame was not made."""
+        with self._lock:
+            self._taps = list(dict.fromkeys([*taken.taps, *self._taps]))
+            self._since = self._since if taken.received is None else taken.received
+
+    def changed(self, taken: Taken) -> bool:
+        """Whether messages that came since would have the frame show something else."""
+        with self._lock:
+            if self._seq == taken.seq:
+                return False
+            self._taps, later = list(dict.fromkeys([*taken.taps, *self._taps])), self._taps
+            action, _ = self._next()
+            self._taps = later
+            return action != taken.action
 
     def release(self) -> None:
         """Nothing is held or tapped."""
         with self._lock:
             self._held, self._taps = [], []
+
+    def _next(self) -> tuple[str, tuple[str, ...]]:
+        """The action of what is held and tapped now, and the taps that are in it."""
+        parts = [*(name for name in self._held if name not in self._taps), *reversed(self._taps)]
+        done = together(parts, self._parse).split("+")
+        # In one order, however they were pressed: an action has one name.
+        action = "+".join(name for name in self._known if name in done) or NOTHING
+        return action, tuple(name for name in self._taps if name in done)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from diagonal.server.world_models import ServedWorld
 Served = ServedWorld | ServedVideo
 Elsewhere = Callable[[str, str], Awaitable[bytes | None]]
 PRUNED_EVERY = 3600.0  # seconds
+GOODBYE = 5.0  # seconds in which clients are told that the server stops
 log = logging.getLogger(__name__)
 
 
@@ -89,6 +91,10 @@ class House:
         for video in [*self.videos]:
             video.close(reason)
         await asyncio.gather(*(self._farewell(*one, reason) for one in [*self.sessions.items()]))
+        with suppress(TimeoutError):  # who does not read is not waited for
+            async with asyncio.timeout(GOODBYE):
+                while self.sessions or self.videos:
+                    await asyncio.sleep(0.02)
 
     def reopen(self) -> None:
         """Take sessions again."""

@@ -39,6 +39,7 @@ class Metrics:
     frames: Counter[str] = field(default_factory=Counter)  # made, by schedule
     frame_seconds: Histogram = field(default_factory=Histogram)  # of the steps in which they were made
     latency: Histogram = field(default_factory=Histogram)  # from a control to the image that shows it
+    superseded: int = 0  # frames that were begun over for a control that came early in them
     images: int = 0  # sent
     dropped: int = 0  # images that were not sent, for the client was behind
     sessions: int = 0  # begun
@@ -49,6 +50,7 @@ class Metrics:
 
 HELP = {
     "frames_total": ("counter", "Frames made."),
+    "frames_superseded_total": ("counter", "Frames begun over for a control that came early in them."),
     "images_total": ("counter", "Images sent."),
     "images_dropped_total": ("counter", "Images not sent because the client was behind."),
     "sessions_total": ("counter", "Sessions begun."),
@@ -72,6 +74,7 @@ def exposition(models: Mapping[str, tuple[Metrics, int, int]]) -> str:
             for schedule, count in sorted(metrics.frames.items())
         ]
         plain = {
+            "frames_superseded_total": metrics.superseded,
             "images_total": metrics.images,
             "images_dropped_total": metrics.dropped,
             "sessions_total": metrics.sessions,

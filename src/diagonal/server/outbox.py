@@ -15,6 +15,7 @@ from diagonal.server.images import Image
 
 AHEAD = 2
 MESSAGES = 256  # that may wait for a client that does not read
+ASKED = 32  # that may wait before more questions are heard
 
 
 class Outbox:
@@ -25,7 +26,7 @@ class Outbox:
         self._messages, self._images = deque[dict[str, Any]](), deque[Image]()
         self._shown = deque[int]()  # frames that were sent and are not acknowledged
         self._closing: int | None = None
-        self._news = asyncio.Event()
+        self._news, self._taken = asyncio.Event(), asyncio.Event()
 
     def say(self, message: dict[str, Any]) -> None:
         """A message, after those before it. Who reads none of them is left."""
@@ -34,6 +35,12 @@ class Outbox:
             self._messages.clear()
             self.close(1008)
         self._news.set()
+
+    async def room(self) -> None:
+        """Wait until the client has been sent most of what it asked for."""
+        while len(self._messages) > ASKED and self._closing is None:
+            self._taken.clear()
+            await self._taken.wait()
 
     def show(self, image: Image, cut: bool = False) -> None:
         """An image; `cut`: it does not follow those before it, so that none of them is needed any more."""
@@ -56,11 +63,13 @@ class Outbox:
         if self._closing is None:
             self._closing = code
         self._news.set()
+        self._taken.set()
 
     async def next(self) -> dict[str, Any] | Image | int:
         """What is to be sent next: a message, an image, or the code to close with."""
         while True:
             if self._messages:
+                self._taken.set()
                 return self._messages.popleft()
             if self._closing is not None:
                 return self._closing

@@ -39,6 +39,7 @@ class Player:
     deliver: Deliver
     paused: bool = False
     pace: Pace | None = None  # None: as fast as it goes
+    calls: int = 0  # of its newest frame under its schedule; 0: not known
 
     @property
     def schedule(self) -> str:
@@ -57,10 +58,16 @@ class Player:
             self.pace.begin()
         return self.controls.take()
 
+    def begin_over(self, taken: Taken) -> Taken:
+        """The frame is made after all with the controls as they are now."""
+        self.controls.give_back(taken)
+        return self.controls.take()
+
     def made(self, piece: Piece, taken: Taken) -> None:
         """Its next frame is there."""
         assert piece.actions is not None
         self.timeline.add(piece.tokens[0].flatten(), piece.actions[0])
+        self.calls = piece.calls
         image = Image(
             frame=piece.index,
             pixels=piece.frame,
@@ -84,6 +91,7 @@ class Player:
         after, said = self.session.index + 1, []
         if schedule is not None:
             self.session.update(schedule=schedule)
+            self.calls = 0
             said.append(applied("schedule", after, update_id=update_id))
         if paced is not None:
             self.pace = Pace(self.fps, time.monotonic) if paced else None

@@ -18,6 +18,8 @@ class Limits:
 
     start_seconds: float = 10.0  # until a socket's first message
     idle_seconds: float = 120.0  # between two messages of a client
+    stall_seconds: float = 60.0  # until a client takes what is sent
+    connections: int = 1000  # that are open, with those that only ask
     start_bytes: int = 4 * 2**20  # of the first message, which may hold a snapshot
     message_bytes: int = 128 * 2**10  # of any other message
     errors: int = 20  # wrong messages of one client before its session ends
@@ -25,6 +27,13 @@ class Limits:
     prompt: int = 2000  # characters
     video_frames: int = 2000  # of a video of a diffusion model
     prompts: int = 1000  # that may follow each other while a video is made
+    jobs: int = 16  # that may wait
+    records: int = 10_000  # jobs that are kept, those that ended too
+    upload_bytes: int = 32 * 2**20  # of a request with a picture or clip
+    uploads: int = 4  # times as much may be on its way to the server
+    upload_seconds: float = 60.0
+    keep_seconds: float = 7 * 24 * 3600.0  # that a finished video is kept
+    disk_bytes: int = 8 * 2**30  # of all files of jobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +45,7 @@ class Settings:
     token: str | None = None
     origins: tuple[str, ...] = ()
     seats: int = 8  # sessions of each world at a time
-    data: Path | None = None  # the folder of all that is written; None: nothing is
+    data: Path | None = None  # the folder of all that is written; None: one that goes with the server
     snapshots: str | None = None  # folder or address where sessions are kept; None: in `data`, if that is given
     marking: Marking = UNMARKED  # of all videos that are written; the command has them signed
     limits: Limits = field(default_factory=Limits)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from contextlib import suppress
+from typing import Any, Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -60,8 +61,16 @@ async def attend(
 
 async def refuse(socket: WebSocket, refused: RefusedError) -> None:
     """Say why, and close."""
-    await socket.send_json(refused.as_json())
-    await socket.close(FIRST_CODES.get(refused.code, POLICY), refused.code)
+    await farewell(socket, FIRST_CODES.get(refused.code, POLICY), refused.as_json())
+
+
+async def farewell(socket: WebSocket, code: int, last: dict[str, Any] | None = None) -> None:
+    """Close, after a last message if there is one. Who takes nothing any more is not waited for."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(FAREWELL):
+            if last is not None:
+                await socket.send_json(last)
+            await socket.close(code, str(last.get("code", "")) if last else "")
 
 
 def check_model(named: str | None, name: str) -> None:

@@ -19,10 +19,11 @@ import torch
 
 from diagonal.generation.arena import Arena
 from diagonal.generation.live import LiveSession
+from diagonal.generation.session import Piece
 from diagonal.generation.snapshot import Snapshot
 from diagonal.generation.world import World
 from diagonal.media.video import VideoArray
-from diagonal.server.controls import Controls
+from diagonal.server.controls import Controls, Taken
 from diagonal.server.metrics import Metrics
 from diagonal.server.player import Deliver, Delivery, Player
 from diagonal.server.starts import Start
@@ -235,8 +236,7 @@ class Ticker:
         """The next frame of these players."""
         taken, began = [player.begin() for player in due], time.perf_counter()
         try:
-            actions = {player.session: one.action for player, one in zip(due, taken, strict=True)}
-            pieces = self._arena.step(actions)
+            taken, pieces = self._step(due, taken)
         except Exception:  # whatever a model does: others may go on
             log.exception("a frame of %s failed", self.world.name)
             for player in due:
@@ -249,6 +249,38 @@ class Ticker:
         self.metrics.frame_seconds.observe(took)
         for player, one in zip(due, taken, strict=True):
             player.made(pieces[player.session], one)
+
+    def _step(self, due: list[Player], taken: list[Taken]) -> tuple[list[Taken], dict[LiveSession, Piece]]:
+        """The frames, and the controls that they show: where one plays alone, those that came early in its frame too.
+        A control comes at any time, on average in the middle of a frame; it would wait for the next one."""
+        actions = {player.session: one.action for player, one in zip(due, taken, strict=True)}
+        active = [player for player in self._players if not player.paused]
+        if active != due or len(due) > 1:
+            return taken, self._arena.step(actions)
+        (player,), (first,) = due, taken
+        try:
+            return taken, self._arena.step(actions, _Watch(player, first))
+        except SupersededError:
+            self.metrics.superseded += 1
+            again = player.begin_over(first)
+            return [again], self._arena.step({player.session: again.action})
+
+
+class SupersededError(Exception):
+    """A control came that the frame can still show, if it is begun over."""
+
+
+class _Watch:
+    """Called after every model call of a frame; raises in its first two thirds if the player asks for something else.
+    Then the answer takes one frame. In the last third the frame is left to end, which throws less work away."""
+
+    def __init__(self, player: Player, taken: Taken) -> None:
+        self._player, self._taken, self._calls = player, taken, 0
+
+    def __call__(self) -> None:
+        self._calls += 1
+        if 3 * self._calls <= 2 * self._player.calls and self._player.controls.changed(self._taken):
+            raise SupersededError
 
 
 def _raise(error: Exception) -> Any:

@@ -11,6 +11,21 @@ from diagonal.generation.video import VideoModel
 from diagonal.server.metrics import Metrics
 from diagonal.server.seats import Seats
 
+# Prompts to begin with, by what reads them: the encoder of Doom's captions knows the words of these alone.
+EXAMPLES = {
+    "doom": (
+        "walking forward through a brick corridor",
+        "turning left in a mossy green courtyard",
+        "shooting in a silver base with red lights",
+        "walking backwards in a dark stone maze, then turning right",
+    ),
+}
+ANY = (
+    "a cat walks through tall grass in the morning sun, close-up",
+    "a red tram climbs a steep street between old houses, seen from behind",
+    "waves break on black rocks at dusk, slow motion",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ServedVideo:
@@ -44,6 +59,7 @@ class ServedVideo:
             "width": width,
             "height": height,
             "frames": variant.frames,
+            "examples": [*EXAMPLES.get(variant.text, ANY)],
             "seats": self.seats.count,
             "free": self.seats.free,
             "random_weights": self.model.weights == "random",

@@ -1,8 +1,9 @@
 """One WebSocket on which a video is watched while it is made: vLLM-Omni's dialect, and a receipt for every prompt.
 
-Fragments of MP4 cannot be dropped, so a chunk is asked for only when the one before it was sent. A video without a
-length goes on until it is stopped; it is sent at the pace at which it is watched, or prompts would be seen long after
-they came.
+Fragments of MP4 cannot be dropped, so a chunk is made only when the one before it was sent. A client that acknowledges
+what it shows has at most one chunk that it has not shown; from others nothing but the pace keeps the server. A video
+without a length goes on until it is stopped; it is sent at the pace at which it is watched, or prompts would be seen
+long after they came.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from diagonal.server.asked import Asked, longest
 from diagonal.server.fmp4 import FragmentedMp4
 from diagonal.server.house import House
 from diagonal.server.marks import StreamMarks
-from diagonal.server.sockets import DONE, POLICY, RESTART, TOO_LARGE, check_model, receive_text
+from diagonal.server.sockets import DONE, POLICY, RESTART, TOO_LARGE, check_model, farewell, receive_text
 from diagonal.server.video_models import ServedVideo
 from diagonal.server.wire import RefusedError
 
@@ -57,6 +58,8 @@ class VideoSocket:
         self._sending = asyncio.Lock()
         self._stopped, self._closing = asyncio.Event(), ""
         self._chunks = self._frames = 0
+        self._shown = -1  # the newest chunk that the client has acknowledged
+        self._heard = asyncio.Event()  # something new of the client: that, or that it is still there
 
     async def run(self) -> None:
         """Make the video until it is done or stopped."""
@@ -68,8 +71,8 @@ class VideoSocket:
             raise RefusedError("bad_value", str(error), self._start.event_id) from error
         self._house.videos.add(self)
         try:
-            code = await self._converse(session, marks)
-            await self._socket.close(code)
+            code, last = await self._converse(session, marks)
+            await farewell(self._socket, code, last)
         except WebSocketDisconnect:
             pass
         finally:
@@ -85,7 +88,8 @@ class VideoSocket:
         """Do something in the thread of the model."""
         return await asyncio.get_running_loop().run_in_executor(self._model.thread, task, *arguments)
 
-    async def _converse(self, session: ChunkSession, marks: StreamMarks) -> int:
+    async def _converse(self, session: ChunkSession, marks: StreamMarks) -> tuple[int, dict[str, Any] | None]:
+        """Make it until either side ends it; gives the close code and the last message."""
         request = self._request
         config: dict[str, Any] = {"model": self._model.name, "prompt": request.prompt, "num_frames": request.num_frames}
         config |= {"height": request.height, "width": request.width, "seed": request.seed, "fps": float(self._fps)}
@@ -96,15 +100,12 @@ class VideoSocket:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if self._closing:
-                await self._say({"type": "session.closing", "reason": self._closing})
-                return RESTART
+                return RESTART, {"type": "session.closing", "reason": self._closing}
             code = next((int(task.result()) for task in tasks[:2] if task in done), DONE)
-            if code == DONE:
-                stopped = tasks[0] not in done
-                await self._say(
-                    {"type": "session.done", "request_id": self.id, "chunks": self._chunks, "stopped": stopped}
-                )
-            return code
+            if code != DONE:
+                return code, None
+            stopped = tasks[0] not in done
+            return DONE, {"type": "session.done", "request_id": self.id, "chunks": self._chunks, "stopped": stopped}
         finally:
             for task in tasks:
                 task.cancel()
@@ -123,9 +124,20 @@ class VideoSocket:
             self._model.metrics.frames[str(self._request.schedule or "default")] += piece.new
             self._model.metrics.frame_seconds.observe(time.perf_counter() - began)
             await clock.due(self._frames / float(self._fps))
-            await self._send(piece, data)
+            try:
+                await self._until_shown()
+                async with asyncio.timeout(self._house.settings.limits.stall_seconds):
+                    await self._send(piece, data)
+            except TimeoutError:
+                return POLICY
             self._frames += len(piece.frames)
             self._chunks += 1
+
+    async def _until_shown(self) -> None:
+        """Wait until the client has shown what it was sent; TimeoutError if it says nothing at all."""
+        while self._start.extra_params.acknowledge and self._shown < self._chunks - 1:
+            self._heard.clear()
+            await asyncio.wait_for(self._heard.wait(), self._house.settings.limits.stall_seconds)
 
     @property
     def _paced(self) -> bool:
@@ -172,7 +184,13 @@ class VideoSocket:
             try:
                 message = wire.video_message(await receive_text(self._socket, None), limits.message_bytes)
                 match message:
+                    case wire.Ack(chunk=chunk):
+                        if chunk > self._chunks:
+                            raise RefusedError("bad_value", f"chunk {chunk} was not sent yet", message.event_id)
+                        self._shown = max(self._shown, chunk)
+                        self._heard.set()
                     case wire.Ping():
+                        self._heard.set()
                         await self._say({"type": "session.pong"})
                     case wire.Stop():
                         return DONE

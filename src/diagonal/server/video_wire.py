@@ -32,9 +32,10 @@ class VideoParams(Part):
 
 
 class Extra(Part):
-    """What this server takes besides: the schedule, and pacing."""
+    """What this server takes besides: the schedule, pacing, and acknowledgements."""
 
     schedule: Annotated[str, Field(max_length=64)] | None = None
+    acknowledge: bool = False  # the client says which chunks it has shown, and gets the next one when it has
     pace_to_media_time: bool | None = None
     pacing_lead_seconds: Annotated[float, Field(ge=0, le=60)] = 0.0
     pacing_max_lag_seconds: Annotated[float, Field(ge=0, le=600)] = 5.0
@@ -90,6 +91,13 @@ class Interaction(Message):
     interaction: Change
 
 
+class Ack(Message):
+    """The page has shown a chunk, or begun to."""
+
+    type: Literal["session.ack"]
+    chunk: Number
+
+
 class Ping(Message):
     """Still there."""
 
@@ -102,7 +110,7 @@ class Stop(Message):
     type: Literal["session.stop"]
 
 
-AnyMessage = Start | Interaction | Ping | Stop
+AnyMessage = Start | Interaction | Ack | Ping | Stop
 _VIDEO: TypeAdapter[AnyMessage] = TypeAdapter(Annotated[AnyMessage, Field(discriminator="type")])
 
 

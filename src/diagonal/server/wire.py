@@ -23,13 +23,18 @@ class RefusedError(Exception):
     """A message that is not taken, with the code and the text of the error that says so."""
 
     def __init__(self, code: str, message: str, event_id: str | None = None) -> None:
-        super().__init__(message)
-        self.code, self.event_id = code, event_id
+        super().__init__(printable(message))
+        self.code, self.event_id = code, None if event_id is None else printable(event_id)
 
     def as_json(self) -> dict[str, Any]:
         """The message to the client."""
         named = {} if self.event_id is None else {"event_id": self.event_id}
         return {"type": "error", "code": self.code, "message": str(self), **named}
+
+
+def printable(text: str) -> str:
+    """A text that may repeat what a client sent: halves of characters, which JSON can say, cannot be sent back."""
+    return text.encode("utf-8", "replace").decode()
 
 
 class Message(BaseModel):

@@ -23,7 +23,17 @@ from diagonal.server.keeping import Kept
 from diagonal.server.outbox import Outbox
 from diagonal.server.player import Delivery, Player, applied
 from diagonal.server.snapshots import checked
-from diagonal.server.sockets import DONE, FAREWELL, INTERNAL, POLICY, RESTART, TOO_LARGE, check_model, receive_text
+from diagonal.server.sockets import (
+    DONE,
+    FAREWELL,
+    INTERNAL,
+    POLICY,
+    RESTART,
+    TOO_LARGE,
+    check_model,
+    farewell,
+    receive_text,
+)
 from diagonal.server.starts import Start
 from diagonal.server.store import StoreError
 from diagonal.server.ticker import Joining, Ticker
@@ -84,7 +94,7 @@ class WorldSocket:
                 self._kept.shown(self.player.session.index)
             code = await self._converse()
             over = code == DONE
-            await self._socket.close(code)
+            await farewell(self._socket, code)
         except WebSocketDisconnect:
             pass  # it is gone, and maybe in the middle of a message to it
         finally:
@@ -209,16 +219,19 @@ class WorldSocket:
             await asyncio.gather(reading, writing, return_exceptions=True)
 
     async def _write(self) -> int:
+        """Send what there is to send; gives the close code."""
         while True:
             found = await self._outbox.next()
             if isinstance(found, int):
                 return found
-            if isinstance(found, Image):
-                await self._send(found)
-            else:
-                await self._socket.send_json(found)
+            try:
+                async with asyncio.timeout(self._house.settings.limits.stall_seconds):
+                    await (self._send(found) if isinstance(found, Image) else self._socket.send_json(found))
+            except TimeoutError:  # not even the operating system takes more for this client
+                return POLICY
 
     async def _send(self, image: Image) -> None:
+        dropped = self._outbox.dropped  # before this one: while it is encoded, later ones may be
         data = await asyncio.to_thread(encode, image.pixels, self._start.format, self._start.quality)
         latency = None if image.received is None else 1000 * (time.monotonic() - image.received)
         about = {
@@ -229,7 +242,7 @@ class WorldSocket:
             "calls": image.calls,
             "decode_ms": round(image.decode_ms, 3),
             "latency_ms": None if latency is None else round(latency, 3),
-            "dropped": self._outbox.dropped,
+            "dropped": dropped,
             "schedule": image.schedule,
             "byte_length": len(data),
             "mime": f"image/{self._start.format}",
@@ -238,8 +251,8 @@ class WorldSocket:
         await self._socket.send_bytes(data)
         metrics = self.ticker.metrics
         metrics.images += 1
-        metrics.dropped += self._outbox.dropped - self._counted
-        self._counted = self._outbox.dropped
+        metrics.dropped += dropped - self._counted
+        self._counted = dropped
         if latency is not None:
             metrics.latency.observe(latency / 1000)
 
@@ -247,6 +260,8 @@ class WorldSocket:
         """Do what the client says until it stops; gives the close code."""
         limits = self._house.settings.limits
         while True:
+            await self._outbox.room()  # whoever asks without end, and does not read, is not heard
+            await asyncio.sleep(0)  # nor does it keep others from being heard
             try:
                 text = await receive_text(self._socket, limits.idle_seconds)
                 message = wire.world_message(text, limits.message_bytes)

@@ -23,18 +23,31 @@ class TokenizerRecipe:
     lpips_scale: float = 0.5
 
 
+Mixture = tuple[tuple[str, float], ...]  # orders, and how often each is taught
+
+
 @dataclass(frozen=True, slots=True)
 class WorldRecipe:
-    """How a world is trained or fine-tuned: each order of the mixture with how often it is taught."""
+    """How a world is trained or fine-tuned: under which mixture of orders, and which of its parts."""
 
     run: RunConfig
     batch: int
-    mixture: tuple[tuple[str, float], ...]
+    mixture: Mixture
     lr: float = 3e-3
     muon_lr: float | None = 0.02
     weight_decay: float = 0.01
     corruption: float = 0.0
     held_out_sequences: int = 128  # scored along the way
+    later: tuple[tuple[float, Mixture], ...] | None = None  # mixtures from these parts of the run (0 to 1) on
+    lora: int | None = None  # the rank of adapters, which are learnt in place of the matrices
+    only: tuple[str, ...] | None = None  # of adapters.PARTS: what alone is learnt
+
+    def __post_init__(self) -> None:
+        begins = [begin for begin, _ in self.later or ()]
+        if begins != sorted(set(begins)) or not all(0 < begin < 1 for begin in begins):
+            raise ValueError(f"later mixtures begin at {begins}; they need rising parts of the run between 0 and 1")
+        if self.lora is not None and self.only is not None:
+            raise ValueError("a LoRA is learnt alone; leave out either lora or only")
 
 
 @dataclass(frozen=True, slots=True)

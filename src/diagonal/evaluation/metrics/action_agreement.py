@@ -42,10 +42,11 @@ class ActionAgreement(Metric):
         return agreement(seen, given, self.setting.variant)
 
     def of_video(self, seen: FloatArray) -> float:
-        return float(seen.mean()) if len(seen) else float("nan")
+        asked, right = seen.sum(0)
+        return float(right / asked) if asked else float("nan")
 
     def curve(self, seen: FloatArray) -> FloatArray | None:
-        return None if self.setting.variant == "turns" else super().curve(seen)  # turns lie anywhere in time
+        return np.where(seen[:, 0] > 0, seen[:, 1], np.nan) if len(seen) > 1 else None
 
     def total(self, made: Sequence[FloatArray], real: Sequence[FloatArray]) -> Interval:
         found = bootstrap(np.array([[self.of_video(seen)] for seen in made]))
@@ -63,10 +64,10 @@ def numbers(actions: Sequence[str]) -> Tensor:
 
 
 def agreement(seen_T: Tensor, given_T: Tensor, variant: str) -> FloatArray:
-    """1 for each pair that agrees, 0 for each that does not, of those that the variant asks for."""
-    right = seen_T == given_T
+    """Of each pair (T, 2) whether the variant asks for it, and whether it agrees: 1 or 0."""
+    asked, right = torch.ones_like(given_T), seen_T == given_T
     if variant == "turns":
         turn = TURNS[given_T]
-        right = (TURNS[seen_T] == turn)[turn != 0]
-    found: FloatArray = right.double().numpy()
+        asked, right = turn != 0, (TURNS[seen_T] == turn) & (turn != 0)
+    found: FloatArray = torch.stack([asked.double(), right.double()], 1).numpy()
     return found

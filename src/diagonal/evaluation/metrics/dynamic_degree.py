@@ -8,10 +8,12 @@ two frames that is none, and any video moves; a single frame never does.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diagonal.evaluation.metrics import About, Better, Metric, Setting, Video, WeightsFile
 from diagonal.evaluation.statistics import FloatArray
@@ -40,16 +42,26 @@ class DynamicDegree(Metric):
         self.network = opened(raft.Raft, setting.path(WEIGHTS), setting.device)
 
     def look(self, made: Video, true: Video | None) -> FloatArray:
-        frames = made.frames_TCHW[:: max(1, round(made.fps / RATE))].to(self.setting.device)
-        scores = [speed(self.network, first, second) for first, second in itertools.pairwise(frames)]
-        height, width = frames.shape[-2:]
-        return np.array([float(moves(scores, min(height, width)))])
+        return degree(partial(speed, self.network), made, self.setting.device)
+
+
+def degree(speed_of: Callable[[Tensor, Tensor], float], video: Video, device: torch.device | str) -> FloatArray:
+    """Whether a video moves, 0 or 1, by how fast its pairs of frames are."""
+    frames = video.frames_TCHW[:: max(1, round(video.fps / RATE))].to(device)
+    scores = [speed_of(first, second) for first, second in itertools.pairwise(frames)]
+    return np.array([float(moves(scores, min(frames.shape[-2:])))])
 
 
 @torch.inference_mode()
-def speed(network: raft.Raft, first_CHW: Tensor, second_CHW: Tensor, share: float = FASTEST) -> float:
+def speed(
+    network: nn.Module,
+    first_CHW: Tensor,
+    second_CHW: Tensor,
+    share: float = FASTEST,
+    multiple: int = raft.MULTIPLE,
+) -> float:
     """The mean of the largest lengths of the flow, in pixels; the padding counts, as it does in VBench."""
-    flow = network(*(padded(frame[None].float(), raft.MULTIPLE) for frame in (first_CHW, second_CHW)))
+    flow = network(*(padded(frame[None].float(), multiple) for frame in (first_CHW, second_CHW)))
     lengths = flow.square().sum(1).sqrt().flatten()
     return float(lengths.topk(int(share * lengths.numel())).values.mean())
 

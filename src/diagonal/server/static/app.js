@@ -44,9 +44,13 @@ async function begin() {
   const tabs = new Tabs(document.querySelector("[role=tablist]"), (shown) => {
     for (const [name, view] of Object.entries(views)) view.show(name === shown || (name === "play" && shown === "branch"));
   });
-  tabs.show(location.hash.slice(1));
-  if (worlds.length) Object.assign(views, { play: new Play(worlds, kept), race: new Race(worlds[0]) });
+  tabs.show(location.hash.slice(1)); // what is seen first does not wait for the views
+  if (worlds.length) {
+    views.play = new Play(worlds, kept);
+    views.race = new Race(views.play.settings);
+  }
   if (videos.length) views.prompt = new Prompt(videos);
+  tabs.show(location.hash.slice(1)); // again, for views that were not there yet
 }
 
 begin().catch((error) => trouble(`The server cannot be used: ${error.message}`));

@@ -12,7 +12,7 @@ export class Connection {
     this.handlers = handlers;
     this.announced = null;
     this.queue = Promise.resolve();
-    this.error = null; // the last one that the server told
+    this.error = null; // what the server told last, if it is one: the reason of a close that follows
     this.socket = new WebSocket(socketAddress("/v1/realtime/video", { model }));
     this.socket.binaryType = "arraybuffer";
     this.socket.addEventListener("open", () => this.send("session.start", { model, ...start }));
@@ -50,7 +50,7 @@ export class Connection {
       this.announced = message;
       return;
     }
-    if (message.type === "error") this.error = message;
+    this.error = message.type === "error" ? message : null;
     this.hand(message.type, message);
   }
 

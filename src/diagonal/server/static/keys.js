@@ -69,7 +69,8 @@ export class Keys {
     cap.setAttribute("aria-label", `${control}, key ${keys.join(" or ")}`);
     const arrow = keys.find((key) => GLYPHS[key]);
     cap.append(line("big", GLYPHS[arrow] ?? keys[0].toUpperCase()));
-    cap.append(line("small", arrow && place ? place.toUpperCase() : control));
+    if (arrow && place) cap.append(line("small key", place.toUpperCase())); // of no use to fingers
+    cap.append(line("small control", control));
     cap.addEventListener("pointerdown", (event) => {
       if (event.button !== 0 || !this.active()) return;
       event.preventDefault();

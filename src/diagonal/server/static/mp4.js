@@ -16,12 +16,15 @@ export function isPlayable(name) {
 }
 
 export class Film {
-  constructor(video) {
+  /** `played(seconds)` is called while it plays, with the time of the video that is on the screen. */
+  constructor(video, played) {
     this.video = video;
+    this.played = played;
     this.chunks = [];
     this.waiting = []; // not appended yet
     this.buffer = null;
     this.ended = false;
+    this.watch();
     this.source = "MediaSource" in globalThis ? new MediaSource() : null;
     if (this.source) video.src = URL.createObjectURL(this.source);
     this.opened = new Promise((resolve) => this.source?.addEventListener("sourceopen", resolve, { once: true }));
@@ -43,6 +46,20 @@ export class Film {
     this.feed();
     if (isFirst) this.video.play().catch(() => {}); // a browser may ask for a click first: there are controls
     return true;
+  }
+
+  watch() {
+    if (!("requestVideoFrameCallback" in this.video)) {
+      this.video.ontimeupdate = () => this.played(this.video.currentTime);
+      return;
+    }
+    if (this.watching) this.video.cancelVideoFrameCallback(this.watching);
+    const look = (now, frame) => {
+      if (this.ended && this.video.ended) return;
+      this.played(frame.mediaTime);
+      this.watching = this.video.requestVideoFrameCallback(look);
+    };
+    this.watching = this.video.requestVideoFrameCallback(look);
   }
 
   /** Nothing more comes. */

@@ -66,7 +66,7 @@ export class Play {
     this.stage.label("", "");
     at("how").textContent = world.random_weights
       ? `${world.id} has random weights: nobody has trained it, and it shows noise.`
-      : `No game runs here: the model ${world.id} makes up every frame from the ones before it and your keys. P pauses.`;
+      : `The model ${world.id} makes up every frame from the ones before it and your keys. P pauses.`;
     this.drawStart();
     this.become("idle");
   }
@@ -134,6 +134,7 @@ export class Play {
     this.stage.button.addEventListener("click", () => this.go());
     at("pause").addEventListener("click", () => (this.state === "playing" ? this.pause() : this.go()));
     at("reset").addEventListener("click", () => this.beginAgain());
+    at("video").addEventListener("click", () => this.say("The video is being written: the download begins when it is"));
     addEventListener("keydown", (event) => this.key(event));
     document.addEventListener("visibilitychange", () => document.hidden && this.pause());
     // After a click beside the game, keys are the game's again.
@@ -221,17 +222,19 @@ export class Play {
     at("video").setAttribute("aria-disabled", !hasSeat);
     at("pause").textContent = state === "paused" ? "Go on" : "Pause";
     const cover = {
-      idle: [this.world.id, "Play", "or press a key"],
+      idle: ["No game runs here: a model dreams it", "Play", "or press a key"],
       starting: [why, ""],
       paused: [`Paused at frame ${this.game.newest?.frame ?? 0}`, "Go on", "or press a key"],
       ended: [why, this.kept.load() ? "Go on" : "Begin"],
     }[state];
     if (cover) this.stage.cover(...cover);
     else this.stage.uncover();
-    this.say(cover?.[0] ?? "Playing");
+    this.say(cover?.[0] ?? "Playing", false); // it can be seen in the picture
   }
 
-  say(text) {
+  /** Tell it, in writing and to screen readers; `isWritten`: where it is not seen already. */
+  say(text, isWritten = true) {
     if (at("said").textContent !== text) at("said").textContent = text;
+    at("said").classList.toggle("unseen", !isWritten);
   }
 }

@@ -3,55 +3,64 @@
 import { Game } from "./game.js";
 import { Keys } from "./keys.js";
 import { write } from "./meters.js";
-import { title } from "./settings.js";
+import { picture, title } from "./settings.js";
 import { Stage } from "./stage.js";
 
 const at = (id) => document.getElementById(id);
 const mean = (lane, what) => (lane.frames ? lane[what] / lane.frames : null);
 
 export class Race {
-  constructor(world) {
-    this.world = world;
+  /** `settings` says which world is raced in, and from which start view. */
+  constructor(settings) {
+    this.settings = settings;
     this.running = false;
-    const others = world.schedules.filter((schedule) => schedule !== "raster");
-    at("rival").replaceChildren(...others.map((schedule) => new Option(title(schedule), schedule)));
-    at("rival").value = others.includes("diagonal:k=1") ? "diagonal:k=1" : others[0];
     at("rival").addEventListener("change", () => this.lay());
     at("race-start").addEventListener("click", () => (this.running ? this.stop() : this.start()));
     this.keys = new Keys(document.querySelector("#race .caps"), (...what) => {
       for (const lane of this.lanes) lane.game.control(...what);
     });
     this.keys.active = () => document.body.dataset.view === "race" && this.running;
-    this.keys.show(world.keys);
     this.lanes = [];
-    this.lay();
     setInterval(() => this.running && this.report(), 250);
   }
 
   /** The view was left: the seats are others'. */
   show(isShown) {
     if (!isShown) this.stop();
+    else if (this.world !== this.settings.world || this.begun !== this.settings.start) this.take(this.settings.world);
+  }
+
+  /** Race in a world. */
+  take(world) {
+    this.world = world;
+    this.keys.show(world.keys);
+    const others = world.schedules.filter((schedule) => schedule !== "raster");
+    at("rival").replaceChildren(...others.map((schedule) => new Option(title(schedule), schedule)));
+    at("rival").value = others.includes("diagonal:k=1") ? "diagonal:k=1" : others[0];
+    this.lay();
   }
 
   /** Two empty lanes. */
   lay() {
     this.stop();
+    this.begun = this.settings.start;
     this.lanes = ["raster", at("rival").value].map((schedule) => this.lane(schedule));
     at("lanes").replaceChildren(...this.lanes.map((lane) => lane.root));
     this.report();
+    const image = new Image();
+    image.addEventListener("load", () => this.lanes.forEach((lane) => lane.frames || lane.stage.draw(image)));
+    image.src = picture(this.world, this.begun);
   }
 
   start() {
     this.lay();
     this.running = true;
     at("race-start").textContent = "Stop";
-    const [start] = this.world.starts;
     const seed = Math.floor(Math.random() * 100_000);
     for (const lane of this.lanes) {
       lane.stage.cover("Starting", "");
-      lane.game.begin(this.world.id, { start, seed, schedule: lane.schedule, pace: false });
+      lane.game.begin(this.world.id, { start: this.begun, seed, schedule: lane.schedule, pace: false });
     }
-    this.lanes[1].root.scrollIntoView({ block: "nearest" });
   }
 
   stop() {
@@ -69,7 +78,6 @@ export class Race {
     root.querySelector("h2").textContent = title(schedule);
     const stage = new Stage(root.querySelector(".stage"));
     stage.resize(this.world.width, this.world.height);
-    stage.cover(title(schedule), "");
     const lane = { schedule, root, stage, frames: 0, calls: 0, milliseconds: 0 };
     lane.game = new Game(stage, {
       started: () => stage.uncover(),
@@ -103,11 +111,11 @@ export class Race {
     }
     const [raster, rival] = this.lanes;
     if (!raster.frames || !rival.frames) {
-      at("verdict").textContent = this.running ? "Raster makes its first frame …" : "";
+      at("verdict").textContent = this.running ? "Raster makes its first frame …" : "Two orders of decoding, one model, your keys";
       return;
     }
     const calls = mean(raster, "calls") / mean(rival, "calls");
     const time = mean(raster, "milliseconds") / mean(rival, "milliseconds");
-    at("verdict").textContent = `${title(rival.schedule)}: ${calls.toFixed(1)} times fewer model calls, ${time.toFixed(1)} times faster`;
+    at("verdict").textContent = `${title(rival.schedule)}: ${calls.toFixed(1)} times fewer model calls, ${time.toFixed(1)} times as fast`;
   }
 }

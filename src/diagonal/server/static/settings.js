@@ -61,6 +61,11 @@ export class Settings {
     this.describe();
   }
 
+  /** The one that is chosen. */
+  get world() {
+    return this.find(at("model").value);
+  }
+
   get start() {
     return this.starts.value;
   }

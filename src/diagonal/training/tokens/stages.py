@@ -19,17 +19,21 @@ from diagonal import checkpoints
 from diagonal.catalog.names import find
 from diagonal.catalog.variants import Variant
 from diagonal.generation.ahead import ahead
+from diagonal.media.files import atomic
 from diagonal.networks import lpips
 from diagonal.planning.plan import Order
 from diagonal.training.data.record import recording
 from diagonal.training.data.recordings import PARTS, TokenData, frames, join, read, tokenize
 from diagonal.training.judges import inverse_dynamics
-from diagonal.training.recipe import Recipe, WorldRecipe
+from diagonal.training.recipe import Mixture, Recipe, WorldRecipe
 from diagonal.training.stages import MODEL, Stage, build, training
+from diagonal.training.tokens import adapters
 from diagonal.training.tokens.tokenizer import TokenizerTask
 from diagonal.training.tokens.world import WorldTask
 from diagonal.worlds import vizdoom
 from diagonal.worlds.recordings import Part
+
+LORA = "lora/adapter.safetensors"  # what a stage that trains adapters leaves; MODEL has them merged
 
 
 @dataclass
@@ -133,10 +137,17 @@ def world_stage(
     def task() -> WorldTask:
         return world_task(how, model, data.tokens(tokenizer), start)
 
-    def keep(made: WorldTask) -> None:
-        checkpoints.save({"transformer": made.module}, folder / MODEL, {"model": model})
+    return training(name, how, folder, task, lambda made: keep_world(how, model, made, folder))
 
-    return training(name, how, folder, task, keep)
+
+def keep_world(how: WorldRecipe, model: str, made: WorldTask, folder: Path) -> None:
+    """Write what was trained: the weights, and before they are merged the adapters, where such were learnt."""
+    if how.lora is not None:
+        (folder / LORA).parent.mkdir(exist_ok=True)
+        with atomic(folder / LORA) as temporary:
+            checkpoints.save_tensors(adapters.adapters(made.module), temporary, {"model": model})
+        adapters.merge(made.module)
+    checkpoints.save({"transformer": made.module}, folder / MODEL, {"model": model})
 
 
 def world_task(how: WorldRecipe, model: str, data: tuple[TokenData, TokenData], start: Path | None = None) -> WorldTask:
@@ -148,11 +159,17 @@ def world_task(how: WorldRecipe, model: str, data: tuple[TokenData, TokenData], 
     if start is not None:
         checkpoints.load(module, checkpoints.read(start), model)
         module.to(device, torch.float32)  # shipped weights are smaller; masters must not be
+    module.requires_grad_(True)
+    if how.lora is not None:
+        adapters.adapt(module, how.lora, how.run.seed)
+    if how.only is not None:
+        adapters.learn_only(module, how.only)
     return WorldTask(
         module=module,
         data=train,
         held_out=held_out,
-        mixture=[(Order.of(spec), share) for spec, share in how.mixture],
+        mixture=_orders(how.mixture),
+        later=[(round(begin * how.run.steps), _orders(mixture)) for begin, mixture in how.later or ()],
         batch=how.batch,
         seed=how.run.seed,
         lr=how.lr,
@@ -161,6 +178,10 @@ def world_task(how: WorldRecipe, model: str, data: tuple[TokenData, TokenData], 
         corruption=how.corruption,
         held_out_sequences=how.held_out_sequences,
     )
+
+
+def _orders(mixture: Mixture) -> list[tuple[Order, float]]:
+    return [(Order.of(spec), share) for spec, share in mixture]
 
 
 def held_out_shards(recipe: Recipe, folder: Path) -> list[vizdoom.Shard]:

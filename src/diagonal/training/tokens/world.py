@@ -78,14 +78,18 @@ def mean_nats(model: Any, windows_NL: Tensor, taught: Lesson, batch: int) -> flo
     return float(torch.stack(parts).sum() / len(windows_NL))
 
 
+Mixture = Sequence[tuple[Order, float]]  # orders, and how often each is taught
+
+
 @dataclass
 class WorldTask:
-    """Data and model on one device; the model's parameters are the float32 masters."""
+    """Data and model on one device; the model's parameters are the float32 masters. Those that need a gradient are
+    learnt."""
 
     module: Any
     data: TokenData
     held_out: TokenData
-    mixture: Sequence[tuple[Order, float]]  # orders and how often each is taught
+    mixture: Mixture
     batch: int
     seed: int
     lr: float = 3e-3  # of AdamW, for embeddings, head and norms
@@ -94,6 +98,7 @@ class WorldTask:
     corruption: float = 0.0  # most of the read cells that are replaced by random ones
     held_out_sequences: int = 128  # that evaluate() scores
     use_flex: bool | None = None  # None: on CUDA
+    later: Sequence[tuple[int, Mixture]] = ()  # mixtures from these steps on: a curriculum
     optimizers: list[torch.optim.Optimizer] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,10 +111,11 @@ class WorldTask:
         self._layout = Layout(grid, len(self._config.prefix_ids), self._config.suffix)
         self._lessons = {
             str(order): lesson(make_plan(self._layout, order, known=1), self._device, self._flex)
-            for order, _ in self.mixture
+            for mixture in (self.mixture, *(mixture for _, mixture in self.later))
+            for order, _ in mixture
         }
         self._starts = self.data.starts(self._frames)
-        self.module.train().requires_grad_(True)
+        self.module.train()
         if self._cuda:
             # One kernel per order: each has its own length, and shapes that vary cost half the speed.
             torch._dynamo.config.recompile_limit = 64
@@ -118,6 +124,9 @@ class WorldTask:
         self.optimizers = self._make_optimizers()
 
     def _make_optimizers(self) -> list[torch.optim.Optimizer]:
+        learnt = [one for one in self.module.parameters() if one.requires_grad]
+        if len(learnt) < len(list(self.module.parameters())):  # adapters, norms, embeddings: nothing to orthogonalise
+            return [adam(self.module, self.lr, (0.9, 0.95), self.weight_decay, learnt)]
         matrices, rest = matrices_and_rest(self.module, "blocks")
         muon = [] if self.muon_lr is None else [Muon(matrices, self.muon_lr, weight_decay=self.weight_decay)]
         chosen = rest if muon else [*matrices, *rest]
@@ -125,8 +134,9 @@ class WorldTask:
 
     def loss(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         rng = np.random.default_rng([self.seed, step])
-        weights = np.array([weight for _, weight in self.mixture])
-        order = str(self.mixture[rng.choice(len(weights), p=weights / weights.sum())][0])
+        mixture = next((mixture for begin, mixture in reversed(self.later) if begin <= step), self.mixture)
+        weights = np.array([weight for _, weight in mixture])
+        order = str(mixture[rng.choice(len(weights), p=weights / weights.sum())][0])
         chosen = sent(rng.integers(len(self._starts), size=self.batch), self._device)
         tokens_BL = self._with_prefix(self.data.windows(self._starts[chosen], self._frames))
         given_BL = self._corrupt(tokens_BL, int(rng.integers(2**62))) if self.corruption else tokens_BL
@@ -147,7 +157,7 @@ class WorldTask:
         return torch.where(hit & (tokens_BL < self._config.codebook), random, tokens_BL)
 
     def evaluate(self) -> dict[str, float]:
-        """Nats per token of held-out sequences under each order of the mixture."""
+        """Nats per token of held-out sequences under each order of the mixture, and of later ones."""
         windows = self._with_prefix(held_out_windows(self.held_out, self._frames, self.held_out_sequences))
         numbers = {}
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._cuda):
