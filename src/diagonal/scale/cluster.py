@@ -22,6 +22,7 @@ def connect(address: str | None) -> Any:
     cluster of this machine's CPUs and GPUs. What cannot be reached is refused in seconds."""
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
+        os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")  # a busy machine is slow
         # Ray leaves CUDA_VISIBLE_DEVICES alone where an actor asks for no GPU: a model on a CPU needs nothing else.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
@@ -36,7 +37,7 @@ def connect(address: str | None) -> Any:
     try:
         with _own_signals():
             ray.init(address="local" if local else address, log_to_driver=False, logging_level=logging.ERROR, **more)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises that and nothing narrower where its processes do not come up
         where = "on this machine" if address == "auto" else f"at {address}"
         raise ValueError(f"no Ray cluster can be used {where}: {error}. `ray start --head` starts one") from error
     return ray
