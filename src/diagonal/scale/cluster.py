@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 PATIENCE = 5.0  # seconds until a cluster that does not answer is given up
+STARTS = 3
 PORTS = {"": 6379, "ray": 10001}
 MISSING = "Ray is not installed ({error}): pip install 'diagonal[ray]'"
 
@@ -22,7 +23,6 @@ def connect(address: str | None) -> Any:
     cluster of this machine's CPUs and GPUs. What cannot be reached is refused in seconds."""
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
-        os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")  # a busy machine is slow
         # Ray leaves CUDA_VISIBLE_DEVICES alone where an actor asks for no GPU: a model on a CPU needs nothing else.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
@@ -32,15 +32,29 @@ def connect(address: str | None) -> Any:
         return ray
     if address not in (None, "auto", "local"):
         _check_reachable(str(address))
-    local = address in (None, "local")
-    more: dict[str, Any] = {"include_dashboard": False} if local else {}
+    if address in (None, "local"):
+        _start(ray)
+        return ray
     try:
         with _own_signals():
-            ray.init(address="local" if local else address, log_to_driver=False, logging_level=logging.ERROR, **more)
-    except Exception as error:  # Ray raises that and nothing narrower where its processes do not come up
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
         where = "on this machine" if address == "auto" else f"at {address}"
         raise ValueError(f"no Ray cluster can be used {where}: {error}. `ray start --head` starts one") from error
     return ray
+
+
+def _start(ray: Any) -> None:
+    """A local cluster. Its processes have half a minute to come up, which a busy machine may need more than once."""
+    for left in reversed(range(STARTS)):
+        try:
+            with _own_signals():
+                ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            return
+        except Exception as error:  # Ray raises nothing narrower
+            ray.shutdown()
+            if not left:
+                raise ValueError(f"Ray did not start on this machine, {STARTS} times: {error}") from error
 
 
 @contextmanager
