@@ -376,7 +376,11 @@ def main(folder: Path) -> None:
     ray = connect(None)
     try:
         cluster = Cluster(folder, ray)
-        cluster.deploy()
+        try:
+            cluster.deploy()
+        except Exception:
+            outcome = dict.fromkeys(CASES, traceback.format_exc())
+            return
         for name, function in CASES.items():
             began = time.monotonic()
             try:

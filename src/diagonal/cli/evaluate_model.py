@@ -83,7 +83,7 @@ def evaluated(
     new, count = missing(asked.entries, orders, asked.out), (1 + len(orders)) * len(asked.entries)
     with progress_bar("videos") as progress:
         task = progress.add_task(source.model, total=count, completed=count - len(new), note="")
-        for _, note in spread.each(asked, new, lambda video: asked.entries[video.number].name):
+        for _, note in spread.each(asked, new, lambda video: asked.entries[video.number].name, run.device):
             progress.update(task, advance=1, note=note)
     folders = {str(order): folder_of(run.out, order) for order in orders}
     job = as_job(list(folders.values()), replace(videos, reference=run.out / "videos" / REAL), run)

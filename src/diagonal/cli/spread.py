@@ -24,9 +24,11 @@ class Spread:
     ray: Annotated[
         bool, typer.Option("--ray", help="Spread it over actors of a Ray cluster, each with a model of its own.")
     ] = False
-    actors: Annotated[int | None, typer.Option(min=1, help="How many. Default: as many as there are GPUs.")] = None
+    actors: Annotated[
+        int | None, typer.Option(min=1, help="How many. Default: one a GPU with --device cuda, else one for two cores.")
+    ] = None
     gpus_per_actor: Annotated[
-        float | None, typer.Option(min=0, help="0.5: two share one. Default: 1 where there are GPUs, else 0.")
+        float | None, typer.Option(min=0, help="0.5: two share one. Default: 1 with --device cuda, else 0.")
     ] = None
     cpus_per_actor: Annotated[float | None, typer.Option(min=0, help="Default: 1.")] = None
     ray_address: Annotated[
@@ -37,9 +39,12 @@ class Spread:
         if not self.ray:
             refuse(given(self), "a loop, without --ray")
 
-    def each(self, open_: Open, items: Sequence[Item], name: Callable[[Item], str]) -> Iterator[tuple[Item, Any]]:
+    def each(
+        self, open_: Open, items: Sequence[Item], name: Callable[[Item], str], device: str = "cpu"
+    ) -> Iterator[tuple[Item, Any]]:
         """Do all items with what `open_` gives; yields each with its result. On Ray, items that fail are told at the
-        end; in a loop the first one ends it."""
+        end; in a loop the first one ends it. An actor that computes on a GPU has one, if nothing else was asked for.
+        """
         if not self.ray:
             do = open_()
             for item in items:
@@ -49,9 +54,10 @@ class Spread:
         from diagonal.scale.pool import Actors, each
 
         cpus = 1.0 if self.cpus_per_actor is None else self.cpus_per_actor
+        gpus = 0.0 if self.gpus_per_actor is None and not device.startswith("cuda") else self.gpus_per_actor
         failed = []
         with connected(self.ray_address) as ray:
-            for done in each(ray, Actors(count=self.actors, gpus=self.gpus_per_actor, cpus=cpus), open_, items):
+            for done in each(ray, Actors(count=self.actors, gpus=gpus, cpus=cpus), open_, items):
                 if done.error is None:
                     yield done.item, done.result
                 else:

@@ -175,7 +175,9 @@ def _make(sweeping: Sweeping, spread: Spread) -> None:
     count = len(sweeping.folders) * len(videos)
     with progress_bar("videos") as progress:
         task = progress.add_task(sweeping.asked.name, total=count, completed=count - len(new), note="")
-        for (text, video), fps in spread.each(sweeping, new, lambda item: f"{item[1].name} under {item[0]}"):
+        for (text, video), fps in spread.each(
+            sweeping, new, lambda item: f"{item[1].name} under {item[0]}", sweeping.device
+        ):
             note = f"{sweeping.folders[text].name} {fps:.1f} FPS, {video.name[:30]}"
             progress.update(task, advance=1, note=note)
 

@@ -85,7 +85,7 @@ class Many:
         new = [one for one in videos if one.name not in there]
         with progress_bar("videos") as progress:
             task = progress.add_task(making.name, total=len(videos), completed=len(there), note="")
-            for one, fps in spread.each(making, new, lambda one: one.name):
+            for one, fps in spread.each(making, new, lambda one: one.name, making.computing.device):
                 progress.update(task, advance=1, note=f"{fps:.1f} FPS, {one.name[:40]}")
         weights = label_of(making.name, variant, making.source.transformer)
         numbers = {"videos": len(videos), "made": len(new), "there": len(there)}

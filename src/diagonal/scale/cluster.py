@@ -23,8 +23,7 @@ def connect(address: str | None) -> Any:
     cluster of this machine's CPUs and GPUs. What cannot be reached is refused in seconds."""
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to anybody
-        # Ray leaves CUDA_VISIBLE_DEVICES alone where an actor asks for no GPU: a model on a CPU needs nothing else.
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")  # who asks for no GPU sees none
         import ray
     except ImportError as error:
         raise ValueError(MISSING.format(error=error)) from error
