@@ -373,14 +373,10 @@ def main(folder: Path) -> None:
 
     torch.set_num_threads(1)
     outcome, seconds = dict[str, str](), dict[str, float]()
-    ray = connect(None)
     try:
+        ray = connect(None)
         cluster = Cluster(folder, ray)
-        try:
-            cluster.deploy()
-        except Exception:
-            outcome = dict.fromkeys(CASES, traceback.format_exc())
-            return
+        cluster.deploy()
         for name, function in CASES.items():
             began = time.monotonic()
             try:
@@ -389,12 +385,15 @@ def main(folder: Path) -> None:
             except Exception:
                 outcome[name] = traceback.format_exc()
             seconds[name] = round(time.monotonic() - began, 1)
-    finally:
-        from ray import serve
+    except Exception:
+        outcome |= dict.fromkeys(CASES.keys() - outcome.keys(), f"the cluster did not start: {traceback.format_exc()}")
+    # Before Ray ends: threads of its own that are late end the whole process.
+    sys.stdout.write("\n" + json.dumps({"outcome": outcome, "seconds": seconds}) + "\n")
+    sys.stdout.flush()
+    from ray import serve
 
-        serve.shutdown()
-        ray.shutdown()
-        sys.stdout.write(json.dumps({"outcome": outcome, "seconds": seconds}) + "\n")
+    serve.shutdown()
+    ray.shutdown()
 
 
 if __name__ == "__main__":
