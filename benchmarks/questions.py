@@ -12,18 +12,17 @@ with its checkpoints, and its results are written to `--out` after each: a dated
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from dataclasses import asdict, is_dataclass
 from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
+from diagonal.evaluation import report
 from diagonal.evaluation.speed.machine import describe
 from diagonal.media.files import atomic
 from diagonal.recipes.questions import QUESTIONS, find
@@ -77,10 +76,12 @@ def keep(number: int, question: Question, setting: Setting, out: Path) -> str:
     rows, done = question.rows(), [job.name for job in question.jobs() if job.result(setting.work) is not None]
     about = {"question": number, "asked": question.asked, "size": setting.size, "command": " ".join(sys.argv)}
     about |= describe(torch.device(setting.device)) | {"jobs": len(question.jobs()), "done": done}
-    plain = [{name: asdict(value) if is_dataclass(value) else value for name, value in row.items()} for row in rows]  # type: ignore[arg-type]
     shown = table(rows) if rows else "No row is complete yet.\n"
     out.mkdir(parents=True, exist_ok=True)
-    for name, text in (("result.json", json.dumps(about | {"rows": plain}, indent=1) + "\n"), ("table.md", shown)):
+    for name, text in (
+        ("result.json", report.as_json(about | {"rows": [report.plain(row) for row in rows]})),
+        ("table.md", shown),
+    ):
         with atomic(out / name) as temporary:
             temporary.write_text(text)
     return shown

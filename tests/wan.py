@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from diagonal import checkpoints
+from diagonal.engine.attention import Full
 from diagonal.engine.chunks.cache import WindowCache, WindowSpec
 from diagonal.engine.chunks.denoise import Chunk, DenoiseSettings, Text, denoise
 from diagonal.engine.chunks.protocols import Memory, Rope, TextKV
+from diagonal.engine.chunks.solvers import unipc
 from diagonal.models.wan import VARIANTS
 from tests.conftest import golden
 
@@ -41,6 +43,7 @@ class Steps:
     table: tuple[tuple[float, ...], ...]
     context: float | None = None
     shift: float = 5.0
+    lag: int | None = None
 
     def levels(self, chunk: int) -> tuple[float, ...]:
         return self.table[min(chunk, len(self.table) - 1)]
@@ -91,3 +94,15 @@ def video(
     """All latents of a run, and its chunks."""
     chunks = list(denoise(model, new_cache(model, window), settings, text, frames))
     return torch.cat([chunk.latents for chunk in chunks], 1), chunks
+
+
+@torch.inference_mode()
+def sample_whole(model: Any, steps: int, texts: tuple[Tensor, Tensor], guidance: float, noise: Tensor) -> Tensor:
+    """The teacher without our loop: diffusers' solver over bidirectional calls, with guidance."""
+    solver, frames = unipc(steps, 8.0), torch.arange(noise.shape[1])
+    side, (rows, cols) = model.config.patch, noise.shape[-2:]
+    rope, x = model.rope(frames, rows // side, cols // side), noise
+    for level in solver.timesteps:
+        with_it, without = (model(x, level.reshape(1, 1), model.embed_text(text), rope, Full()) for text in texts)
+        x = solver.step(without + guidance * (with_it - without), level, x, return_dict=False)[0]
+    return x

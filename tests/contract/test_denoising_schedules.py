@@ -45,3 +45,12 @@ def test_a_schedule_gives_every_chunk_falling_levels_and_its_text_gives_it_back(
 def test_a_shift_that_is_no_positive_number_is_refused(name: str, shift: str) -> None:
     with pytest.raises(ValueError, match="must be a number"):
         parse(f"{name}:shift={shift}")
+
+
+@pytest.mark.parametrize("lag", [0, 1, 7, None])
+@pytest.mark.parametrize("name", names())
+def test_every_schedule_takes_a_lag_which_changes_no_level(name: str, lag: int | None) -> None:
+    schedule, plain = _kind(name)(lag=lag), _kind(name)()
+    assert parse(spec(schedule)).lag == schedule.lag == lag
+    assert [schedule.levels(chunk) for chunk in range(9)] == [plain.levels(chunk) for chunk in range(9)]
+    assert [schedule.context_level(chunk) for chunk in range(9)] == [plain.context_level(chunk) for chunk in range(9)]

@@ -122,7 +122,29 @@ def test_a_diffusion_variant_says_all_that_its_surroundings_need(name: str) -> N
     assert model.weight_map.prefixes and not list(model.buffers())
 
 
-@pytest.mark.parametrize("name", TINY_DIFFUSION)
+@pytest.mark.parametrize("name", [name for name in TINY_DIFFUSION if find("models", name).pipelined])
+def test_a_pipelined_model_gives_each_chunk_its_own_time_and_text(name: str) -> None:
+    """Chunks that do not see each other are what each of them is alone."""
+    model: Any = build(find("models", name).config)
+    config, side = model.config, model.config.patch
+    x = torch.randn(3, 2, config.channels, 2 * side, 3 * side, generator=torch.Generator().manual_seed(0))
+    words = torch.randn(7, config.text_dim, generator=torch.Generator().manual_seed(1)).split((4, 3))
+    texts = [*map(model.embed_text, words), model.no_text()]
+    rope = model.rope(torch.arange(6).view(3, 2), 2, 3)
+    condition = model.condition(torch.tensor([0.0, 0.5, 0.9]), dropped=False)
+    whole = model(x, condition, texts, rope, Full())
+    assert whole.shape == x.shape and whole.dtype == torch.float32
+    for one in range(3):
+        here = slice(one, one + 1)
+        alone = model(x[here], condition[here], texts[here], (rope[0][here], rope[1][here]), Full())
+        torch.testing.assert_close(whole[here], alone, atol=1e-5, rtol=1e-5)
+        other = model(x[here], condition[here], [texts[one - 1]], (rope[0][here], rope[1][here]), Full())
+        assert not torch.allclose(other, alone, atol=1e-3)
+    for changed in (model.condition(torch.tensor([0.0, 0.5, 0.9]), dropped=True), condition.flip(0)):
+        assert not torch.allclose(model(x, changed, texts, rope, Full()), whole, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", [name for name in TINY_DIFFUSION if not find("models", name).pipelined])
 def test_a_diffusion_model_gives_each_sample_and_frame_its_own_level(name: str) -> None:
     """A level for all, one per sample and one per frame: the same numbers give the same velocity."""
     model: Any = build(find("models", name).config)

@@ -170,6 +170,7 @@ PLAYED = {
     "a replay of frames that overlap": (["play", "--script", "{}/overlap.json"], "frames overlap"),
 }
 WAN = ("video", "--model", "wan/tiny", "--num-frames", "9", "--prompt", "a cat")
+MAGI = ("video", "--model", "magi/tiny", "--num-frames", "48", "--prompt", "a cat")
 SMALL = ("--height", "64", "--width", "96")
 VIDEOS = {
     "a width that does not divide": ([*WAN, "--width", "50"], "multiple of 16: 48 or 64"),
@@ -201,6 +202,12 @@ VIDEOS = {
         ["video", "--model", "wan/1.3b", "--weights", "x", "--prompt", "a cat", "--decoder", "preview"],
         "wan/1.3b came without 'preview'; name it in Weights(preview=...), --preview: TAEHV's file",
     ),
+    "frames that fill no chunk": ([*MAGI, "--num-frames", "50"], "the nearest is 48 or 72"),
+    "steps that no window divides": ([*MAGI, "--schedule", "10"], "steps=10 given; it must be a multiple of 4"),
+    "a preset of others": ([*MAGI, "--preset", "self-forcing"], "magi/tiny runs under magi, magi-24b, magi-distilled"),
+    "a long text of many": ([*MAGI, "--prompt", "abcd " * 20], "has 20 tokens; 16 are allowed"),
+    "a preview of none": ([*MAGI, "--decoder", "preview"], "magi/tiny has no preview"),
+    "no weights of many": (["video", "--model", "magi/4.5b", "--prompt", "a cat"], "magi/4.5b needs weights"),
     "no VAE": ([*WAN, "--vae", "none"], "it is what decodes to frames"),
     "no weights": (["video", "--model", "wan/1.3b", "--prompt", "a cat"], "wan/1.3b needs weights"),
     "no such weights": ([*WAN, "--quantize", "int8"], "'int8' is not known; write 'fp8'"),

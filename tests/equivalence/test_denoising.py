@@ -12,14 +12,17 @@ import torch
 from torch import Tensor
 
 from diagonal.engine.attention import Full
-from diagonal.engine.chunks.bidirectional import sample_whole, unipc
 from diagonal.engine.chunks.cache import WindowCache, WindowSpec
-from diagonal.engine.chunks.denoise import DenoiseSettings, Gaussian, denoise
+from diagonal.engine.chunks.denoise import DenoiseSettings, Gaussian, denoise, run
+from diagonal.engine.chunks.denoisers import Guidance, Whole
 from diagonal.engine.chunks.masks import block_causal, dense
+from diagonal.engine.chunks.solvers import UniPC
 from diagonal.engine.heads import joined
 from diagonal.models.wan import VARIANTS
+from diagonal.planning.denoising.teacher import Teacher
+from diagonal.planning.lag import Sees
 from tests.tiny import build
-from tests.wan import SIZE, TOKENS, Recorder, Steps, new_cache, recorded_model, sigma, video
+from tests.wan import SIZE, TOKENS, Recorder, Steps, new_cache, recorded_model, sample_whole, sigma, video
 
 CPU = torch.device("cpu")
 DIAGONAL = Steps(((1000.0, 900.0, 400.0), (1000.0, 400.0)))
@@ -290,30 +293,38 @@ class Straight:
     def rope(self, *place: Any) -> Any:
         return None
 
-    def __call__(self, x: Tensor, level: Tensor, text: Any, rope: Any, memory: Any) -> Tensor:
-        assert level.shape == (1, 1)
-        self.levels.append(float(level))
+    def __call__(self, x: Tensor, level: float, text: Any, rope: Any, memory: Any) -> Tensor:
+        self.levels.append(level)
         return torch.full_like(x, float(text))
 
 
-@pytest.mark.parametrize(("steps", "guidance"), [(50, 5.0), (4, 1.0)])
+def teacher(model: Any, steps: int, guidance: Guidance | None, text: Tensor, noise: Tensor) -> Tensor:
+    """All frames as one chunk that is in every call."""
+    schedule, whole = Teacher(steps), Whole(model, SIZE, 1, CPU, guidance)
+    how = DenoiseSettings(schedule, sigma, lambda *draw: noise, SIZE, noise.shape[1], sees=Sees(whole=True))
+    (chunk,) = run(whole, replace(how, solver=lambda: UniPC(schedule)), always(text), noise.shape[1])
+    assert chunk.calls == whole.calls == steps * (1 + (guidance is not None))
+    return chunk.latents
+
+
+@pytest.mark.parametrize(("steps", "guidance"), [(50, 5.0), (4, 0.5)])
 def test_the_teacher_walks_the_guided_velocity_to_the_end(steps: int, guidance: float) -> None:
     model: Any = Straight()
     noise = torch.randn(1, 3, 16, *SIZE, generator=torch.Generator().manual_seed(0))
     text, negative = torch.full((1, 2, 48), 0.5), torch.full((1, 2, 48), 0.2)
-    out = sample_whole(model, unipc(steps, 5.0, CPU), text, negative, guidance, noise)
+    out = teacher(model, steps, Guidance(guidance, negative), text, noise)
     close(out, noise - (0.2 + guidance * 0.3))
-    assert len(model.levels) == 2 * steps
     assert model.levels[0] > 990 and model.levels == sorted(model.levels, reverse=True)
 
 
-def test_the_teacher_without_guidance_is_a_loop_over_bidirectional_forwards(model: Any) -> None:
+@pytest.mark.parametrize("guidance", [None, 5.0])
+def test_the_teacher_is_a_loop_over_bidirectional_forwards_to_the_bit(model: Any, guidance: float | None) -> None:
     noise = torch.randn(1, 3, 16, *SIZE, generator=torch.Generator().manual_seed(0))
-    scheduler, x = unipc(3, 5.0, CPU), noise
-    text, rope = model.embed_text(words(0)), model.rope(torch.arange(3), 4, 6)
-    for level in scheduler.timesteps:
-        x = scheduler.step(model(x, float(level), text, rope, Full()), level, x).prev_sample
-    close(sample_whole(model, unipc(3, 5.0, CPU), words(0), words(1), 1.0, noise), x)
+    ours = teacher(model, 3, None if guidance is None else Guidance(guidance, words(1)), words(0), noise)
+    if guidance is not None:
+        assert torch.equal(ours, sample_whole(model, 3, (words(0), words(1)), guidance, noise))
+    else:
+        close(ours, sample_whole(model, 3, (words(0), words(1)), 1.0, noise))
 
 
 # Bad input

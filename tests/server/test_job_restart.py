@@ -143,6 +143,13 @@ def test_as_many_jobs_wait_and_as_much_is_kept_as_is_allowed(tmp_path: Path) -> 
         assert refused(client, 503, json={"model": WORLD, "prompt": "left"})["code"] == "closing"
 
 
+def test_jobs_can_be_switched_off(tmp_path: Path) -> None:
+    with started(data=tmp_path, jobs=False) as client:
+        assert refused(client, 400, json={"model": WORLD, "prompt": "left"})["code"] == "unsupported"
+        assert client.get("/v1/videos/video_0").json()["error"]["code"] == "unsupported"
+        assert "diagonal_jobs" not in client.get("/metrics").text and not (tmp_path / FOLDER).exists()
+
+
 def test_videos_of_jobs_are_signed_and_those_of_texts_have_a_watermark(tmp_path: Path) -> None:
     key, chain, root = write_pair(tmp_path)
     marking = Marking(certificates.own(key, chain))

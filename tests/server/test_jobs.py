@@ -54,6 +54,7 @@ def test_a_world_goes_on_along_actions_as_in_the_library(client: TestClient) -> 
         "128x96",
     )
     done = finished(client, asked)
+    assert (done["start"], done["seed"], done["schedule"]) == ("hall", 7, "diagonal:k=1,d=10")
     world = tiny_world()
     clip, between = world.actions.start("hall")
     actions = [*between, *["forward"] * 3, *["left"] * 2]
@@ -173,7 +174,7 @@ def _as_parts(form: dict[str, Any]) -> list[tuple[str, tuple[None, str]]]:
         ({"model": VIDEO, "prompt": PROMPT, "width": 100}, None, "multiple"),
         ({"model": VIDEO, "prompt": PROMPT, "size": "1280x720"}, None, "at most 128x96"),
         ({"model": VIDEO, "prompt": PROMPT, "schedule": "nonsense"}, None, "nonsense"),
-        ({"model": VIDEO, "prompt": PROMPT, "guidance_scale": 5.0}, None, "preset wan"),
+        ({"model": VIDEO, "prompt": PROMPT, "guidance_scale": 5.0}, None, "presets wan"),
     ],
 )
 def test_what_cannot_be_made_is_refused_by_name(

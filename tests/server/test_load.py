@@ -194,7 +194,7 @@ def test_a_server_that_is_told_to_end_tells_clients_and_keeps_sessions(tmp_path:
     assert len(closings) == 4 and len(told) == 3 and all(one["reason"] == "the server stops" for one in closings)
     kept = {path.stem: Snapshot.load(path).as_json() for path in (tmp_path / "sessions").iterdir()}
     assert kept == told
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [*(tmp_path / "sessions").iterdir()]
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]  # names of files half written
 
 
 async def _until_it_ends(running: Running, process: subprocess.Popen[str]) -> list[dict[str, Any]]:

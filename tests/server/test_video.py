@@ -186,7 +186,7 @@ def test_prompts_that_cannot_be_taken_are_told_and_the_video_goes_on(serve: Serv
         ({"prompt": PROMPT, "seconds": 1e9}, "bad_value", "seconds"),
         ({"prompt": PROMPT, "width": 1920, "height": 1080}, "bad_value", "at most 128x96"),
         ({"prompt": PROMPT, "size": "100x96"}, "bad_value", "multiple"),
-        ({"prompt": PROMPT, "guidance_scale": 3.0}, "bad_value", "preset wan"),
+        ({"prompt": PROMPT, "guidance_scale": 3.0}, "bad_value", "presets wan"),
         ({"prompt": PROMPT, "lora": {"name": "x"}}, "bad_value", "lora"),
         ({"prompt": PROMPT, "image_reference": {"image_url": "file:///etc/passwd"}}, "bad_value", "image_reference"),
         ({"prompt": PROMPT, "preset": "/etc/passwd"}, "unknown_field", "preset"),

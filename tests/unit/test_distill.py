@@ -19,10 +19,11 @@ from torch import Tensor
 from diagonal.engine.attention import Full
 from diagonal.engine.chunks.bidirectional import velocity
 from diagonal.planning.presets import PRESETS
+from diagonal.training.batch import BatchShard
 from diagonal.training.data import latents
 from diagonal.training.data.latents import EmbeddedPrompts, Solving, Trajectories, record
 from diagonal.training.latents import diffusion, distill, losses
-from diagonal.training.latents.diffusion import BatchShard, preset_sigmas
+from diagonal.training.latents.diffusion import preset_sigmas
 from diagonal.training.latents.distill import DistillTask
 from diagonal.training.latents.losses import LossWeights
 from diagonal.training.latents.methods import METHODS, Distillation, find

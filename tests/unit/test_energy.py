@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from diagonal.evaluation.speed import energy
 from diagonal.evaluation.speed.energy import Energy, gpu_watts
 
 
@@ -36,8 +35,8 @@ def test_the_gpu_is_asked_for_its_power(said: str, watts: float | None, monkeypa
     class Done:
         stdout = said
 
-    monkeypatch.setattr(energy.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
-    monkeypatch.setattr(energy.subprocess, "run", lambda *_, **__: Done)
+    monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: Done)
     assert gpu_watts() == watts
-    monkeypatch.setattr(energy.shutil, "which", lambda _: None)
+    monkeypatch.setattr("shutil.which", lambda _: None)
     assert gpu_watts() is None

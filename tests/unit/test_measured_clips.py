@@ -32,7 +32,9 @@ def test_thirds_and_correlations_follow_from_the_clips() -> None:
     flat = np.random.default_rng(0).normal(size=60)
     numbers = {"motion": motion.tolist(), "sharpness": flat.tolist(), "turning": flat[::-1].tolist()}
     numbers |= {name: (0.1 * motion).tolist() for name in COSTS}
-    missed: dict[str, Any] = {"clips": [0, 20, 40, 59], "k=1": [0.4, 0.3, 0.2, 0.1], "k=1,d=12": [0.1, 0.2, 0.3, 0.4]}
+    some = list(range(0, 60, 4))
+    falling = [-float(one) for one in some]
+    missed: dict[str, Any] = {"clips": some, "k=1": falling, "k=1,d=12": falling[::-1]}
     found = {row["content"]: row for row in measured_clips.rows(numbers, missed)}
     cost = "shipped, k=1"
     assert found["all clips of docs/doom.md"][cost].mean == pytest.approx(0.05)

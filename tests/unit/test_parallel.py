@@ -6,8 +6,6 @@ import atexit
 import errno
 import json
 import os
-import socket
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +15,13 @@ import pytest
 import torch
 
 from diagonal.training import parallel
+from diagonal.training.batch import BatchShard
 from diagonal.training.data.latents import EmbeddedPrompts
-from diagonal.training.latents.diffusion import BatchShard
 from diagonal.training.latents.distill import DistillTask
 from diagonal.training.loop import POINTER, RunConfig, fit
 from diagonal.training.parallel import gathered, processes, shard
+from tests import processes as processes_of_tests
 from tests.small_diffusion import CPU, NEGATIVE, PROMPTS_ONLY, SIZE, method, student, texts
-
-ROOT = Path(__file__).parents[2]
 
 
 def task(batch: int = 4, own: BatchShard | None = None, mesh: Any = None) -> DistillTask:
@@ -57,20 +54,7 @@ def sharded(folder: Path, steps: int, replicas: int = 1) -> None:
 
 
 def launch(count: int, folder: Path, steps: int, replicas: int = 1) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    common = {**os.environ, "PYTHONPATH": paths, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    common |= {"WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.unit.test_parallel", str(folder), str(steps), str(replicas)]
-    running = [
-        subprocess.Popen(command, env={**common, "RANK": str(rank)}, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        for rank in range(count)
-    ]
-    for process in running:
-        _, said = process.communicate(timeout=150)
-        assert process.returncode == 0, said
+    processes_of_tests.launch("tests.unit.test_parallel", count, folder, steps, replicas)
 
 
 def curve(folder: Path) -> list[dict[str, float]]:

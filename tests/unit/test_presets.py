@@ -77,7 +77,12 @@ def test_the_presets_are_what_was_released() -> None:
     assert find("frame-wise").chunk_frames == 1
     assert [len(find("frame-wise").schedule.levels(chunk)) for chunk in range(3)] == [4, 2, 2]
     assert find("wan").chunk_frames is None and len(find("wan").schedule.levels(0)) == 50
-    assert [name for name, preset in PRESETS.items() if preset.guidance_scale != 1] == ["wan"]
+    assert [name for name, preset in PRESETS.items() if preset.guided] == [
+        "wan",
+        "skyreels",
+        "skyreels-full",
+        "skyreels-sync",
+    ]
 
 
 def test_an_unknown_preset_is_refused_with_the_known_ones() -> None:
@@ -210,7 +215,7 @@ def test_the_context_of_a_preset_can_be_another() -> None:
     assert diagonal.with_context("t100").schedule.levels(2) == (1000.0, 100.0)
     assert diagonal.with_context("clean").schedule.context_level(3) == 0.0
     assert find("self-forcing").with_context("last").schedule.context_level(0) is None
-    with pytest.raises(ValueError, match="no chunks that later ones could see"):
+    with pytest.raises(ValueError, match="has no other than its own"):
         find("wan").with_context("clean")
     with pytest.raises(ValueError, match="'loud' is not understood"):
         diagonal.with_context("loud")

@@ -18,11 +18,11 @@ from torch import Tensor
 import diagonal
 from diagonal import Request, VideoModel, Weights, checkpoints
 from diagonal.catalog.names import find
-from diagonal.engine.chunks.bidirectional import sample_whole, unipc
 from diagonal.generation.ahead import ahead
 from diagonal.planning import presets
 from diagonal.text.encoders import ENCODERS, embed
 from tests.conftest import golden, golden_json
+from tests.wan import sample_whole
 
 SIZE: dict[str, Any] = {"height": 32, "width": 48}
 PLAIN = Request(prompt="a red cat", num_frames=33, **SIZE)
@@ -289,7 +289,7 @@ def test_the_teacher_sees_all_frames_at_once(model: VideoModel) -> None:
     clip = model.generate(request)
     assert clip.frames.shape == (13, 32, 48, 3) and clip.calls == 6
     words, bad = (embed([text], ENCODERS["hash"], device="cpu") for text in ("a red cat", "bad"))
-    exact = sample_whole(model.model, unipc(3, 8.0, torch.device("cpu")), words, bad, 2.0, noise[None])
+    exact = sample_whole(model.model, 3, (words, bad), 2.0, noise[None])
     assert torch.equal(clip.latents, exact[0])
     as_rows = model.generate(replace(request, negative_prompt=bad[0]), output_type="latent")
     assert torch.equal(as_rows.latents, clip.latents)
@@ -405,7 +405,8 @@ def test_random_weights_are_those_of_the_seed() -> None:
         ("wan/1.3b", None, "needs weights: give a file, a folder or a hub id"),
         ("wan/tiny", Weights("random", lora=["x"]), "lora given, but the weights are random"),
         ("wan/tiny", "nowhere.pt", "do not exist"),
-        ("mcar/tiny", Weights("random"), "is a token model"),
+        ("mcar/tiny", Weights("random", vae="none"), "Weights with vae given; mcar/tiny is a token model"),
+        ("mcar/tiny", Weights("random", special_tokens="x"), "Weights with special_tokens given; .* is a token model"),
     ],
 )
 def test_what_cannot_be_loaded_is_refused(name: str, given: Any, words: str) -> None:
@@ -446,7 +447,7 @@ def test_a_tokenizer_is_no_part_of_a_diffusion_model() -> None:
         ({"schedule": "4302"}, "steps '4302' given"),
         ({"decoder": "nonsense"}, "decoder 'nonsense' is not known; known: vae, preview, none"),
         ({"seed": -1}, "seed -1 given"),
-        ({"guidance_scale": 3.0}, "only the preset wan has guidance"),
+        ({"guidance_scale": 3.0}, "only the presets wan, skyreels, skyreels-full, skyreels-sync have guidance"),
         ({"num_frames": None, "preset": "self-forcing"}, "of diagonal-distillation, infinity"),
         ({"num_frames": None, "preset": "wan"}, "num_frames is needed"),
         ({"preset": "wan", "schedule": "diagonal"}, "take a number of steps"),

@@ -12,6 +12,10 @@ from torch import Tensor, nn
 from diagonal.planning.grid import Grid, Layout
 from diagonal.planning.sampling import Sampling
 
+# Makes of a checkpoint's tensors, under their original names, those of the model: what is the same in every call may be
+# added up once. (config, tensors) -> tensors.
+Fold = Callable[[Any, Mapping[str, Tensor]], Mapping[str, Tensor]]
+
 
 class TokenConfig(Protocol):
     """The numbers of a model that its surroundings need; each model's own Config has more."""
@@ -64,6 +68,21 @@ class WeightMap:
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     ignore: tuple[str, ...] = ()  # published keys that hold nothing of ours
     beside: str = ""  # where a file has no prefix for the model: the one of the tokenizer's keys in it
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParallel:
+    """How a model's layers are divided among GPUs (Shoeybi et al., 2019: Megatron-LM). '{}' stands for any layer.
+
+    Of `column_parallel` layers every GPU has a part of the outputs. They name the matrices that lie one below the other
+    in them, each by the field of the config that counts its units: of ("heads", "kv_heads", "kv_heads") every GPU has
+    as many of each. `row_parallel` layers read these parts; their results are summed over all GPUs. `counts` are the
+    modules' numbers of heads, which become those of one GPU. All else is whole everywhere.
+    """
+
+    column_parallel: Mapping[str, tuple[str, ...]]
+    row_parallel: tuple[str, ...]
+    counts: tuple[str, ...]
 
 
 State = Mapping[str, Tensor]
@@ -143,9 +162,12 @@ class DiffusionVariant:
     fps: int | Fraction = 16
     size: tuple[int, int] = (480, 832)  # height and width of the frames it was trained on
     frames: int = 81  # of the videos that it was trained on
+    preset: str = "diagonal-distillation"  # how it is run, where nobody says how
+    fold: Fold | None = None  # for families whose checkpoints hold more than the model: see `Fold`
     card: str = ""  # its model card, among the project's documents
     random: bool = False  # no weights exist: loads with random ones unless told otherwise
     embedded: str = ""  # the folder of `assets` with the weights that the package ships
+    pipelined: bool = False  # the batch of its calls are chunks of one video: it runs under presets with a pipeline
 
 
 def token_variant(found: Variant | DiffusionVariant, name: str) -> Variant:

@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from diagonal.checkpoints.sources import files, locate
+from diagonal.checkpoints.sources import files, locate, released
 from diagonal.media.files import atomic
 
 LARGE = 64 * 2**20  # bytes: a smaller file is read again, which takes less than a tenth of a second
@@ -19,6 +19,7 @@ def hashes(*sources: str | Path) -> dict[str, str]:
     for source in sources:
         place = locate(source)
         inner = [folder for folder in ("transformer", "vae") if (place / folder).is_dir()]  # of a diffusers pipeline
+        inner += [folder.name for folder in released(place)]
         for folder in inner or [""]:
             for path in files(place / folder if folder else place):
                 found[f"{folder}/{path.name}" if folder else path.name] = _of(path)

@@ -28,6 +28,7 @@ KINDS = ("int8", "fp8")  # of token models
 VIDEO_KINDS = ("fp8",)  # of diffusion models
 
 # Layers that make keys and values of a text, once a video (their names: docs/add-a-model.md).
+FEW = ("cross_attn.kv", "text_kv", "gates")  # of diffusion models
 ONCE = re.compile(r"\.text_\w+\.kv$")
 
 
@@ -49,9 +50,10 @@ def quantize(model: nn.Module, kind: str) -> None:
 
 
 def quantize_blocks(model: nn.Module) -> None:
-    """Replace the linear layers in the blocks of a diffusion model by ones of fp8, in place; those that make keys and
-    values of a text, once a prompt, stay, and so do those whose sides are not multiples of 16."""
-    _replace(model, "fp8", lambda name: name.startswith("blocks.") and not name.endswith("cross_attn.kv"))
+    """Replace the linear layers in the blocks of a diffusion model by ones of fp8, in place. Those that make keys and
+    values of a text, once a prompt, or gates, of one row a chunk, stay, and so do those whose sides are not multiples
+    of 16."""
+    _replace(model, "fp8", lambda name: name.startswith("blocks.") and not name.endswith(FEW))
 
 
 @torch.no_grad()

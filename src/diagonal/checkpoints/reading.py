@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,9 +21,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from diagonal.checkpoints import pickles
-from diagonal.checkpoints.int8 import restore
+from diagonal.checkpoints.int8 import SCALE, restore
 from diagonal.checkpoints.sources import PICKLED, files, locate
-from diagonal.checkpoints.state import State, some
+from diagonal.checkpoints.state import InFile, State, Stored, some, whole
 
 DIGITS = re.compile("[0-9]{1,18}")
 
@@ -45,6 +46,35 @@ def read(source: str | Path, part: str | None = None) -> State:
             raise ValueError(f"{path} repeats keys of another shard: {some(sorted(twice))}")
         state |= found
     return restore(state)
+
+
+def read_stored(source: str | Path) -> dict[str, Stored]:
+    """The tensors of a checkpoint where they lie: those of safetensors, and of PyTorch's zip files, are read when they
+    are asked for, and no more of them than that."""
+    found: dict[str, Stored] = {}
+    for path in files(locate(source)):
+        held = _stored_in(path) if path.suffix == ".safetensors" else _read_file(path, None)
+        twice = found.keys() & held.keys()
+        if twice:
+            raise ValueError(f"{path} repeats keys of another shard: {some(sorted(twice))}")
+        found |= held
+    if any(key.endswith(SCALE) for key in found):  # rows of int8, which are small
+        return {**restore({key: whole(value) for key, value in found.items()})}
+    return found
+
+
+def _stored_in(path: Path) -> dict[str, InFile]:
+    """What a safetensors file holds. It stays open as long as any of it is kept."""
+    with _valid_safetensors(path):
+        file: Any = safe_open(path, "pt")  # untyped
+        parts = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118  # not a dict
+        known = {
+            key: file.get_tensor(key).dtype for key in {part.get_dtype(): key for key, part in parts.items()}.values()
+        }
+    dtypes = {parts[key].get_dtype(): dtype for key, dtype in known.items()}
+    return {
+        key: InFile(file, key, torch.Size(part.get_shape()), dtypes[part.get_dtype()]) for key, part in parts.items()
+    }
 
 
 def settings(source: str | Path) -> dict[str, pickles.Scalar]:

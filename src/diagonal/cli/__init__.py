@@ -24,6 +24,7 @@ from diagonal.cli.options import Computing, WorldSource
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from diagonal.engine.ranks import Ranks
     from diagonal.generation.world import World
 
 # The order is that of --help.
@@ -67,8 +68,8 @@ def _diagonal(
     """Fast autoregressive video generation."""
 
 
-def load_world(source: WorldSource, computing: Computing) -> World:
-    """The library's `load`, with a remark where the weights are random."""
+def load_world(source: WorldSource, computing: Computing, ranks: Ranks | None = None) -> World:
+    """The library's `load`, or a shard for each of several processes, with a remark where the weights are random."""
     from diagonal.catalog.names import HF, find
     from diagonal.catalog.variants import token_variant
     from diagonal.generation.components import Weights
@@ -78,8 +79,17 @@ def load_world(source: WorldSource, computing: Computing) -> World:
     name, device = source.model, computing.device
     shipped = not name.startswith(HF) and bool(token_variant(find("models", name), name).embedded)
     dtype = find_dtype(computing.dtype, device, int8_rows=source.weights is None and shipped and not source.lora)
-    weights = Weights(source.weights, lora=source.lora) if source.lora else source.weights
-    world = load(name, weights, tokenizer=source.tokenizer, device=device, dtype=dtype)
+    if ranks is None:
+        weights = Weights(source.weights, lora=source.lora) if source.lora else source.weights
+        world = load(name, weights, tokenizer=source.tokenizer, device=device, dtype=dtype)
+    else:
+        from diagonal.scale.parallel import load_sharded
+
+        if source.lora:
+            raise ValueError(
+                f"--lora given; adapters are merged on one GPU: save {name} with them, and give that folder"
+            )
+        world = load_sharded(name, source.weights, ranks, tokenizer=source.tokenizer, dtype=dtype)
     remark_random(name, world.weights)
     return world if computing.kind is None else world.quantize(computing.kind)
 
@@ -109,6 +119,8 @@ def progress_bar(unit: str) -> Progress:
 
 def print_json(value: Any) -> None:
     """One line on stdout."""
+    if out.quiet:  # another process of the same command says it
+        return
     sys.stdout.write(json.dumps(value) + "\n")
 
 

@@ -15,9 +15,11 @@ from diagonal.cli import app, load_world, out, print_json, progress_bar
 from diagonal.cli.bench_live import SessionsMeasured, bench_live, print_sessions
 from diagonal.cli.bench_video import VideosMeasured, bench_video, columns, print_cases, print_kernels
 from diagonal.cli.options import Computing, Json, WorldSource, chosen, flat, given, refuse
+from diagonal.cli.parallel import Parallel, shared
 from diagonal.planning.decoding import DEFAULT
 
 if TYPE_CHECKING:
+    from diagonal.engine.ranks import Ranks
     from diagonal.evaluation.speed.world import Case, WorldSettings
     from diagonal.generation.world import World
 
@@ -107,6 +109,7 @@ def bench(
     worlds: WorldsMeasured,
     sessions: SessionsMeasured,
     videos: VideosMeasured,
+    parallel: Parallel,
     output: Output,
 ) -> None:
     """Measure a model, step by step, against the least time that its steps could take."""
@@ -128,13 +131,20 @@ def bench(
         refuse(given(sessions), source.model if video else "a bench without --sessions")
     if live:
         refuse(given(worlds), "--sessions")
+    if video or live:
+        refuse(given(parallel), "a diffusion model" if video else "--sessions")
     if video:
         requests = videos.requests(source, measuring.schedule, measuring.frames)
         result |= bench_video(source, computing, requests, chosen(measuring, "repeat", "warmup"))
     elif live:
         result |= bench_live(source, computing, measuring.schedule or [DEFAULT], sessions, measuring.frames)
     else:
-        result |= _bench_worlds(source, computing, measuring, worlds)
+        with shared(parallel, source.model, computing.device) as ranks:
+            result |= _bench_worlds((source, computing, ranks), measuring, worlds)
+        if ranks is not None:
+            result["tensor_parallel"] = ranks.world
+            if not ranks.first:  # the first one writes and prints
+                return
     if output.out_path is not None:
         with atomic(output.out_path) as temporary:
             temporary.write_text(written(result))
@@ -151,9 +161,10 @@ def bench(
 
 
 def _bench_worlds(
-    source: WorldSource, computing: Computing, measuring: Measuring, worlds: WorldsMeasured
+    model: tuple[WorldSource, Computing, Ranks | None], measuring: Measuring, worlds: WorldsMeasured
 ) -> dict[str, Any]:
     """The cases of a token world."""
+    source, computing, ranks = model
     from diagonal.catalog.names import find
     from diagonal.catalog.variants import token_variant
     from diagonal.evaluation.speed.agreement import DEFINITION as AGREEMENT
@@ -167,7 +178,7 @@ def _bench_worlds(
         checks.token_frames(checks.Unloaded.of(name, token_variant(find("models", name), name)), measuring.frames)
     sizes = chosen(measuring, "frames", "repeat", "warmup") | chosen(worlds, "known", "steps", "batch")
     settings = WorldSettings(**sizes, tokenizer=not worlds.no_tokenizer)
-    loaded = _Worlds(source, computing.device)
+    loaded = _Worlds(source, computing.device, ranks)
     made = _cases(groups, loaded)
     if worlds.compile_tokenizer:
         for world in loaded.worlds.values():
@@ -221,6 +232,7 @@ class _Worlds:
 
     source: WorldSource
     device: str
+    ranks: Ranks | None = None
     worlds: dict[tuple[str, str], World] = field(default_factory=dict)
 
     def get(self, dtype: str, quantize: str) -> World:
@@ -233,7 +245,7 @@ class _Worlds:
             shipped = token_variant(find("models", name), name).embedded
             weights = self.source.weights if self.source.weights is not None or shipped else "random"
             computing = Computing(device=self.device, dtype=dtype, quantize=quantize)
-            self.worlds[dtype, quantize] = load_world(replace(self.source, weights=weights), computing)
+            self.worlds[dtype, quantize] = load_world(replace(self.source, weights=weights), computing, self.ranks)
         return self.worlds[dtype, quantize]
 
     def agreement(self, case: _Setting) -> dict[str, float]:

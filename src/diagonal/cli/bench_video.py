@@ -52,7 +52,7 @@ class VideosMeasured:
         variant = diffusion_variant(find("models", source.model), source.model)
         how, count = chosen(self, "preset", "decoder", "height", "width"), frames or variant.frames
         named: Sequence[str | None] = schedules or (None,)
-        found = [Request(prompt="any", num_frames=count, schedule=one, **how) for one in named]
+        found = [Request(prompt="any", num_frames=count, schedule=one, **how).named(variant.preset) for one in named]
         for request in found:
             check(request.how(), request)
             check_request(source.model, variant, request)

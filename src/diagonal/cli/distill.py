@@ -152,8 +152,9 @@ def _print(result: Line) -> None:
 
 
 def _plan(options: Options, tflops: float | None, as_json: bool) -> None:
+    from diagonal.training.batch import at_once
     from diagonal.training.budget import TFLOPS, predict, spread, state_bytes
-    from diagonal.training.latents.distillation import at_once, latent_sides
+    from diagonal.training.latents.distillation import latent_sides
 
     method, variant, training = options.distillation(), options.variant, options.training
     model, batch, rate = options.models.model, training.batch, tflops or TFLOPS

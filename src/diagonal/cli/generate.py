@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -14,11 +14,13 @@ from rich.table import Table
 
 from diagonal.cli import app, load_world, out, print_json, progress_bar
 from diagonal.cli.options import Computing, Fitting, Json, RowStarts, WorldSource, chosen, flat
+from diagonal.cli.parallel import Parallel, Unwritten, shared
 from diagonal.cli.prompts import Continuation, PromptOptions, check_asked, check_computing, prepare
 from diagonal.cli.signing import Watermarking
 from diagonal.planning.decoding import DEFAULT
 
 if TYPE_CHECKING:
+    from diagonal.engine.ranks import Ranks
     from diagonal.generation.session import Piece
     from diagonal.generation.token_session import TokenSession
     from diagonal.generation.world import World
@@ -101,6 +103,7 @@ def generate(
     drawn: SamplingOptions,
     output: Output,
     signing: Watermarking,
+    parallel: Parallel,
 ) -> None:
     """Continue a clip with a token world: frames are written as they complete. Diffusion models: `diagonal video`."""
     if output.out_path == "-" and (output.as_json or schedules.compare is not None):
@@ -108,20 +111,40 @@ def generate(
     orders = [row_starts.order(schedules.schedule)]
     if schedules.compare is not None:
         orders.append(row_starts.order(schedules.compare))
-    from diagonal.catalog.names import HF
     from diagonal.checkpoints.quantize import KINDS
     from diagonal.media.video import check_target
 
     # All that can be refused is refused before a large model is loaded.
-    name = source.model
     check_target(output.out_path)
     check_computing(computing, KINDS)
     marking = signing.marking(output.out_path, watermark=False)
+    how = _How(computing, asked, fitting, drawn, output, marking)
+    with shared(parallel, source.model, computing.device) as ranks:
+        _generate(source, how, orders, ranks)
+
+
+@dataclass(frozen=True)
+class _How:
+    """The options of a clip but for its model and its schedules."""
+
+    computing: Computing
+    asked: PromptOptions
+    fitting: Fitting
+    drawn: SamplingOptions
+    output: Output
+    marking: Marking
+
+
+def _generate(source: WorldSource, how: _How, orders: list[Order], ranks: Ranks | None) -> None:
+    """Make the clip, in this process or in each of several that have a shard of the model."""
+    from diagonal.catalog.names import HF
+
+    name, asked, drawn, output, marking = source.model, how.asked, how.drawn, how.output, how.marking
     if name.startswith(HF):  # what it is only its own files say
-        world = load_world(source, computing)
-        prompt = prepare(world, asked, fitting, untrained=False)
+        world = load_world(source, how.computing)
+        prompt = prepare(world, asked, how.fitting, untrained=False)
     else:
-        world, prompt = _opened(source, computing, asked, fitting, (orders, drawn))
+        world, prompt = _opened(source, how, orders, ranks)
     world, sampling = prompt.under(world), drawn.change(world.variant.sampling)
 
     def begin(order: Order) -> TokenSession:
@@ -130,7 +153,7 @@ def generate(
 
     look = Look.of(world, output.scale, output.mark)
     origin = _origin(world, prompt, asked, look, (orders, sampling, drawn.seed))
-    film = Film(output.out_path, look, marking, origin, from_text=prompt.clip is None)
+    film = Film(output.out_path, look, marking, origin, prompt.clip is None, written=ranks is None or ranks.first)
     if len(orders) == 1:
         runs, equal = [_write(world, begin(orders[0]), orders[0], film)], None
     else:
@@ -146,29 +169,23 @@ def generate(
             out.print(f"tokens equal {_percent(equal)}")
 
 
-def _opened(
-    source: WorldSource,
-    computing: Computing,
-    asked: PromptOptions,
-    fitting: Fitting,
-    drawn: tuple[list[Order], SamplingOptions],
-) -> tuple[World, Continuation]:
+def _opened(source: WorldSource, how: _How, orders: list[Order], ranks: Ranks | None) -> tuple[World, Continuation]:
     """A world that is known by its name, and what it goes on with."""
     from diagonal.catalog.names import find
     from diagonal.catalog.variants import token_variant
     from diagonal.generation import checks
 
-    name, prompt = source.model, None
+    name, asked, fitting, prompt = source.model, how.asked, how.fitting, None
     variant = token_variant(find("models", name), name)
-    drawn[1].change(variant.sampling)
+    how.drawn.change(variant.sampling)
     checks.check_weights(name, variant, source.weights)
     untrained = checks.untrained(variant, source.weights)
     if variant.fit is None or untrained:
         prompt = prepare(checks.Unloaded.of(name, variant), asked, fitting, untrained)
-        prompt.check(drawn[0], drawn[1].seed)
+        prompt.check(orders, how.drawn.seed)
     else:  # its checkpoint decides on sizes
         check_asked(checks.Unloaded.of(name, variant), asked, untrained)
-    world = load_world(source, computing)
+    world = load_world(source, how.computing, ranks)
     return world, prompt or prepare(world, asked, fitting, untrained)
 
 
@@ -204,9 +221,12 @@ class Film:
     marking: Marking
     origin: Origin
     from_text: bool  # nothing was seen before it
+    written: bool = True  # by this process, of those that make it
 
-    def open(self) -> AbstractContextManager[MarkedWriter]:
+    def open(self) -> AbstractContextManager[MarkedWriter | Unwritten]:
         """Begin to write it."""
+        if not self.written:
+            return nullcontext(Unwritten())
         from diagonal.media.provenance.writing import marked_writer
 
         return marked_writer(self.path, self.look.fps, self.origin, self.marking, self.from_text)
@@ -230,6 +250,8 @@ def _run(world: World, stream: TokenSession, order: Order, each: Callable[[Piece
         stream.on_call = lambda: progress.advance(task)
         start, calls = time.perf_counter(), 0
         for piece in stream:
+            if world.ranks is not None:
+                world.ranks.agree(piece.tokens, "the tokens that were drawn")
             each(piece)
             calls += piece.calls
             progress.update(task, description=f"{order}  frame {piece.index + piece.new}")

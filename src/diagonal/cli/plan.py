@@ -11,7 +11,8 @@ from rich.table import Table
 
 from diagonal.cli import app, out, print_json
 from diagonal.cli.options import Json, RowStarts, flat, given, refuse
-from diagonal.cli.plan_video import VideoPlanned, plan_video
+from diagonal.cli.plan_parallel import add_predicted, predict
+from diagonal.cli.plan_video import VideoPlan, VideoPlanned
 from diagonal.planning.decoding import DEFAULT
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Planned:
         str | None,
         typer.Option(help=f"As for generate ({DEFAULT}); of a diffusion model steps, such as 4322222."),
     ] = None
+    picture: Annotated[Path | None, typer.Option(help="Also draw the wave into this PNG.")] = None
     as_json: Json = False
 
     def __post_init__(self) -> None:
@@ -59,7 +61,10 @@ class TokensPlanned:
     card: Annotated[float | None, typer.Option(min=1, help="Memory of your GPU in GB. Default: well-known ones.")] = (
         None
     )
-    picture: Annotated[Path | None, typer.Option(help="Also draw the wave into this PNG.")] = None
+    tensor_parallel: Annotated[int | None, typer.Option(min=1, help="GPUs that share the model. Default: 1.")] = None
+    measured: Annotated[
+        Path | None, typer.Option(help="What bench --out wrote on one GPU: also predict the step on several.")
+    ] = None
     mask: Annotated[Path | None, typer.Option(help="Also draw the attention mask of training into this PNG.")] = None
 
 
@@ -73,37 +78,44 @@ def plan(planned: Planned, tokens: TokensPlanned, row_starts: RowStarts, video: 
         return
     from diagonal.catalog.names import find
     from diagonal.catalog.variants import DiffusionVariant
+    from diagonal.scale.parallel import check_tensor_parallel
 
     variant = find("models", planned.model)
     if isinstance(variant, DiffusionVariant):
         refuse(given(tokens, row_starts), planned.model)
-        request = video.request(planned.frames or variant.frames, planned.schedule)
-        plan_video(planned.model, variant, request, planned.dtype, planned.as_json)
+        request = video.request(planned.frames or variant.frames, planned.schedule).named(variant.preset)
+        made = VideoPlan.of(planned.model, variant, request, planned.dtype or "bfloat16")
+        if planned.picture is not None:
+            made.save(planned.picture)
+        made.show(planned.as_json, planned.picture)
         return
     refuse(given(video), "tokens")
     _refuse(given(tokens), ("prefix", "suffix"), "--model")
     order = row_starts.order(planned.schedule)
     plans = _plans(variant, order, tokens.known_frames, planned.frames)
-    memory = _memory(variant, plans, tokens.batch or 1, planned.dtype or "bfloat16", tokens.card)
-    _show(plans[0], order, {"model": planned.model} | memory, tokens, planned.as_json)
+    gpus = tokens.tensor_parallel or 1
+    check_tensor_parallel(planned.model, gpus)
+    how = (tokens.batch or 1, planned.dtype or "bfloat16", tokens.card, gpus)
+    memory = _memory(variant, plans, how) | predict(planned.model, variant, plans, how, tokens.measured)
+    _show(plans[0], order, {"model": planned.model} | memory, tokens, planned)
 
 
 def _plan_grid(planned: Planned, tokens: TokensPlanned, order: Order) -> None:
     from diagonal.planning.grid import Grid, Layout
     from diagonal.planning.plan import make_plan
 
-    _refuse(given(planned, tokens), ("frames", "dtype", "batch", "card"), "--grid")
+    _refuse(given(planned, tokens), ("frames", "dtype", "batch", "card", "tensor_parallel", "measured"), "--grid")
     known = tokens.known_frames or 0
     start = int(known == 0) if tokens.prefix is None else tokens.prefix
     layout = Layout(Grid.parse(str(planned.grid)), start, tokens.suffix or 0)
-    _show(make_plan(layout, order, known), order, {}, tokens, planned.as_json)
+    _show(make_plan(layout, order, known), order, {}, tokens, planned)
 
 
 def _refuse(options: dict[str, str], names: tuple[str, ...], instead: str) -> None:
     refuse({name: options[name] for name in names if name in options}, instead)
 
 
-def _show(made: Plan, order: Order, memory: dict[str, Any], tokens: TokensPlanned, as_json: bool) -> None:
+def _show(made: Plan, order: Order, memory: dict[str, Any], tokens: TokensPlanned, planned: Planned) -> None:
     from diagonal.media.attention import save_mask
     from diagonal.media.draw import save_plan, wave
 
@@ -118,13 +130,13 @@ def _show(made: Plan, order: Order, memory: dict[str, Any], tokens: TokensPlanne
         "prompt_inputs": int(made.widths[0]),
         "speedup": made.speedup,
     }
-    pictures = {"picture": tokens.picture, "mask": tokens.mask}
+    pictures = {"picture": planned.picture, "mask": tokens.mask}
     if tokens.mask is not None:
         save_mask(made, tokens.mask, f"{order} on {result['grid']}: who sees whom in training")
-    if tokens.picture is not None:
+    if planned.picture is not None:
         title = f"{order} on {result['grid']}: {len(made.steps)} steps, {made.speedup:.1f}x fewer than raster"
-        save_plan(made, tokens.picture, title)
-    if as_json:
+        save_plan(made, planned.picture, title)
+    if planned.as_json:
         print_json(result | memory | {name: str(path) for name, path in pictures.items() if path is not None})
         return
     out.print(wave(made, out.width))
@@ -165,13 +177,14 @@ def _plans(variant: Variant, order: Order, known: int | None, frames: int | None
     return plans(variant.layout(known + new), spans(new, known, config.frames, config.reference_frames), order)
 
 
-def _memory(variant: Variant, plans: list[Plan], batch: int, dtype: str, card: float | None) -> dict[str, Any]:
-    """The estimate of `generation.memory` over all windows, in GB, and which cards they fit."""
+def _memory(variant: Variant, plans: list[Plan], how: tuple[int, str, float | None, int]) -> dict[str, Any]:
+    """The estimate of `generation.memory` over all windows, in GB, of each GPU, and which cards they fit."""
+    batch, dtype, card, gpus = how
     from diagonal.generation.devices import find_dtype
     from diagonal.generation.memory import CARDS, GB, estimate
 
     chosen = find_dtype(dtype, "cpu")
-    needs = estimate(variant, plans, batch, chosen)
+    needs = estimate(variant, plans, batch, chosen, gpus)
     return {
         "windows": len(plans),
         "all_steps": sum(len(plan.steps) for plan in plans),
@@ -195,7 +208,8 @@ def _add_memory(table: Table, memory: dict[str, Any], made: Plan) -> None:
     table.add_row("tokenizer", f"{memory['tokenizer_gb']:.2f} GB")
     table.add_row("key/value cache", f"{memory['cache_gb']:.2f} GB for {memory['slots']} tokens{clips}")
     table.add_row("activations", f"{memory['activations_gb']:.2f} GB for {made.widths.max()} inputs at once{clips}")
-    table.add_row("peak memory", f"{memory['peak_gb']:.2f} GB")
+    table.add_row("peak memory", f"{memory['peak_gb']:.2f} GB" + (" of each GPU" if "gpus" in memory else ""))
+    add_predicted(table, memory)
     if len(memory["fits"]) == 1:
         ((card, fits),) = memory["fits"].items()
         apart = abs(float(card) - memory["peak_gb"])

@@ -12,9 +12,12 @@ from diagonal.cli import out, print_json
 from diagonal.cli.options import chosen
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from diagonal.catalog.variants import DiffusionVariant
     from diagonal.generation.request import Request
     from diagonal.planning.presets import Preset
+    from diagonal.planning.work import Call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,59 +38,100 @@ class VideoPlanned:
         return Request(prompt="any", num_frames=frames, schedule=schedule, **how)
 
 
-def plan_video(name: str, variant: DiffusionVariant, request: Request, dtype: str | None, as_json: bool) -> None:
-    """Show the chunks of a video, and the memory it takes."""
-    from diagonal.catalog.names import find
-    from diagonal.generation.devices import find_dtype
-    from diagonal.generation.memory import GB, estimate_video
-    from diagonal.generation.request import latent_frames, latent_size
-    from diagonal.planning.denoising import spec
+@dataclass(frozen=True)
+class VideoPlan:
+    """The calls of a video, what its chunks go through, and the memory that it takes."""
 
-    how, codec, side = request.how(), find("tokenizers", variant.vae), variant.config.patch
-    rows, cols = latent_size(*request.size(variant.size), codec.patch, side)
-    frames = latent_frames(request.num_frames or variant.frames, how, codec.stride)
-    tokens = (rows // side) * (cols // side)
-    chunks = _chunks(how, frames, tokens)
-    cached = 0 if how.chunk_frames is None else max(chunk["keys"] for chunk in chunks)
-    number = find_dtype(dtype or "bfloat16", "cpu")
-    needs = estimate_video(variant, cached, number)
-    bytes_of = {"transformer": needs.transformer, "cache": needs.cache, "text": needs.text, "vae": needs.vae}
-    result = {
-        "model": name,
-        "preset": str(request.preset),
-        "schedule": spec(how.schedule),
-        "frames": request.num_frames,
-        "calls": sum(chunk["calls"] for chunk in chunks),
-        "dtype": str(number).removeprefix("torch."),
-        **{f"{name}_gb": size / GB for name, size in bytes_of.items()},
-        "total_gb": needs.total / GB,
-    }
-    if as_json:
-        print_json(result | {"chunks": chunks})
-    else:
-        _print(result, chunks)
+    facts: dict[str, Any]
+    chunks: list[dict[str, Any]]
+    calls: list[Call]
+
+    @classmethod
+    def of(cls, name: str, variant: DiffusionVariant, request: Request, dtype: str) -> VideoPlan:
+        """That of a request to a model."""
+        from diagonal.catalog.names import find
+        from diagonal.generation.devices import find_dtype
+        from diagonal.generation.memory import GB, estimate_video
+        from diagonal.generation.request import latent_frames, latent_size
+        from diagonal.planning.denoising import spec
+        from diagonal.planning.work import calls
+
+        how, codec, side = request.how(), find("tokenizers", variant.vae), variant.config.patch
+        rows, cols = latent_size(*request.size(variant.size), codec.patch, side)
+        frames = latent_frames(request.num_frames or variant.frames, how, codec)
+        tokens, worked, number = (rows // side) * (cols // side), list(calls(how, frames)), find_dtype(dtype, "cpu")
+        needs = estimate_video(variant, _cached(how, frames) * tokens, number, _texts(how, worked))
+        bytes_of = {"transformer": needs.transformer, "cache": needs.cache, "text": needs.text, "vae": needs.vae}
+        facts = {
+            "model": name,
+            "preset": str(request.preset),
+            "schedule": spec(how.schedule),
+            "frames": request.num_frames,
+            "calls": sum(how.calls(frames)),
+            "guided": how.guided,
+            "pipeline": how.pipeline or None,
+            "most_chunks": max(len(call.parts) for call in worked),
+            "dtype": str(number).removeprefix("torch."),
+            **{f"{name}_gb": size / GB for name, size in bytes_of.items()},
+            "total_gb": needs.total / GB,
+        }
+        return cls(facts, _chunks(how, frames, tokens), worked)
+
+    def save(self, path: Path) -> None:
+        """A PNG of the calls."""
+        from diagonal.media import chunk_wave
+
+        facts = self.facts
+        chunk_wave.save(self.calls, path, f"{facts['schedule']}: {len(self.chunks)} chunks, {facts['calls']} calls")
+
+    def show(self, as_json: bool, picture: Path | None) -> None:
+        """Print it."""
+        from diagonal.media import chunk_wave
+
+        if as_json:
+            drawn = {} if picture is None else {"picture": str(picture)}
+            print_json(self.facts | {"chunks": self.chunks} | drawn)
+            return
+        out.print(chunk_wave.wave(self.calls, out.width))
+        _print(self.facts, self.chunks)
+
+
+def _cached(how: Preset, frames: int) -> int:
+    """Latent frames whose keys are kept, of all caches: with guidance there are two."""
+    from diagonal.engine.chunks.rollout import window_of
+    from diagonal.planning.passes import most_kept
+
+    if how.sees.whole:
+        return 0
+    if how.pipeline:
+        return most_kept(how.schedule, how.sees, frames // (how.chunk_frames or 1)) * (how.chunk_frames or 1)
+    window = window_of(how, frames)
+    return (1 + how.guided) * (window.sink + window.ring)
+
+
+def _texts(how: Preset, calls: list[Call]) -> int:
+    """Prompts whose keys are kept: with guidance two; in a pipeline each live chunk may have one of its own."""
+    live = max(sum(part.step is not None for part in call.parts) for call in calls)
+    return live if how.pipeline else 1 + how.guided
 
 
 def _chunks(how: Preset, frames: int, tokens: int) -> list[dict[str, Any]]:
     """What happens in each chunk of so many latent frames in all, of so many tokens each."""
-    if how.chunk_frames is None:
-        levels = how.schedule.levels(0)
-        whole = {"latents": [0, frames - 1], "levels": levels, "context": None, "keys": frames * tokens}
-        return [{"chunk": 0, **whole, "calls": 2 * len(levels)}]  # with the prompt and without
-    from diagonal.planning.denoising import calls
+    from diagonal.planning.work import calls
 
-    rows = []
-    for index in range(frames // how.chunk_frames):
-        end = (index + 1) * how.chunk_frames
-        levels, context = how.schedule.levels(index), how.schedule.context_level(index)
+    whole, seen = how.for_frames(frames), dict[int, int]()
+    for call in calls(how, frames):
+        seen |= {part.chunk: max(part.seen, seen.get(part.chunk, 0)) for part in call.parts}
+    size, rows = whole.chunk_frames or 1, []
+    for index, count in enumerate(whole.calls(frames)):
         rows.append(
             {
                 "chunk": index,
-                "latents": [end - how.chunk_frames, end - 1],
-                "levels": levels,
-                "context": context,
-                "calls": calls(how.schedule, index),
-                "keys": min(end, how.window_frames or end) * tokens,
+                "latents": [index * size, (index + 1) * size - 1],
+                "levels": how.schedule.levels(index),
+                "context": how.schedule.context_level(index),
+                "calls": count,
+                "keys": seen[index] * tokens,
             }
         )
     return rows
@@ -104,7 +148,11 @@ def _print(result: dict[str, Any], chunks: list[dict[str, Any]]) -> None:
         counts = f"{chunk['calls']}", f"{chunk['keys']:,}"
         table.add_row(f"{chunk['chunk']}", f"{first}-{last}", shown, context, *counts)
     out.print(table)
-    out.print(f"{result['frames']} frames, {result['calls']} model calls; {result['schedule']}", markup=False)
+    guided = ", two at each level: with the prompt and without" if result["guided"] else ""
+    guided = ", three for each step but late ones" if result["pipeline"] == "guided" else guided
+    together = f"; at most {result['most_chunks']} chunks in a call" if result["most_chunks"] > 1 else ""
+    schedule = f"{result['schedule']}{together}"
+    out.print(f"{result['frames']} frames, {result['calls']} model calls{guided}; {schedule}", markup=False)
     memory = Table("", "", box=None, show_header=False)
     names = {"transformer": "transformer", "cache": "key/value cache", "text": "keys of the prompt", "vae": "VAE"}
     for key, words in names.items():

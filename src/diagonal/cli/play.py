@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -21,12 +22,14 @@ from diagonal.cli.generate import Look, SamplingOptions
 from diagonal.cli.keys import HELP, Held, Meter, Player
 from diagonal.cli.opened import Asked, Going, Resuming, opened
 from diagonal.cli.options import Computing, Fitting, Json, RowStarts, WorldSource, flat
+from diagonal.cli.parallel import Parallel, follows, shared
 from diagonal.cli.prompts import Beginning
 from diagonal.cli.signing import Signing
 from diagonal.media.files import check_target
 from diagonal.worlds.pace import Pace
 
 if TYPE_CHECKING:
+    from diagonal.engine.ranks import Ranks
     from diagonal.media.provenance.origin import Origin
     from diagonal.media.provenance.writing import MarkedWriter, Marking
     from diagonal.media.video import VideoArray
@@ -118,32 +121,50 @@ def play(
     drawn: SamplingOptions,
     kept: Kept,
     signing: Signing,
+    parallel: Parallel,
 ) -> None:
     """Play a token world in this terminal: WASD or arrows, space, q to leave. --script plays without keys."""
     # All that can be refused is refused before a large model is loaded.
     kept.check()
-    playing.check(kept.as_json)
+    if not follows():  # only the first of several processes has a terminal
+        playing.check(kept.as_json)
     asked = Asked(source, beginning, resuming, fitting, going, row_starts, drawn)
     begin = opened(asked, computing, playing.script)
     marking = None if kept.out_path is None else signing.marking(kept.out_path)
-    world = load_world(begin.source, computing)
-    game = Game(world, begin.session(world, asked))
-    with ExitStack() as stack:
-        look = Look.of(world, kept.scale, kept.mark)
-        film = Film(stack, kept.out_path, look, marking, _origin(game, asked, look) if marking is not None else None)
-        meter = _run(game, begin.moves, playing, film)
-        film.end(game)
+    with shared(parallel, begin.source.model, computing.device) as ranks:
+        heard = ranks is None or ranks.first
+        world = load_world(begin.source, computing, ranks)
+        game = Game(world, begin.session(world, asked))
+        with ExitStack() as stack:
+            look = Look.of(world, kept.scale, kept.mark)
+            told = _origin(game, asked, look) if marking is not None else None
+            film = Film(stack, kept.out_path if heard else None, look, marking, told)
+            meter = _run(game, begin.moves, playing, film)
+            film.end(game)
+        if heard:
+            _keep(game, kept)
+        game.close()
+    if heard:
+        _report(game, kept, meter, marking)
+
+
+def _keep(game: Game, kept: Kept) -> None:
+    """Write what was asked for."""
     if kept.save is not None:
         game.session.save(kept.save)
     if kept.replay is not None:
         game.replay().save(kept.replay)
-    game.close()
+
+
+def _report(game: Game, kept: Kept, meter: Meter, marking: Marking | None) -> None:
+    """Say how it went."""
+    world = game.world
     if kept.out_path is not None and not game.frames:
         err.print(f"[yellow]no frame was made, so there is no {kept.out_path}[/]")
     middle, late = middle_and_late(meter.answers)
-    shared: dict[str, Any] = {"model": world.name, "weights": world.weights, "quantize": world.quantized or "none"}
+    about: dict[str, Any] = {"model": world.name, "weights": world.weights, "quantize": world.quantized or "none"}
     paths = {name: str(path) for name, path in vars(kept).items() if name in ("save", "replay") and path is not None}
-    numbers = shared | game.report() | {"key_to_frame_ms": middle, "key_to_frame_ms_p95": late} | paths
+    numbers = about | game.report() | {"key_to_frame_ms": middle, "key_to_frame_ms_p95": late} | paths
     if marking is not None and game.frames:
         numbers |= {"out": kept.out_path, "credentials": marking.words}
     if kept.as_json:
@@ -206,10 +227,12 @@ class Nowhere:
 def _run(game: Game, script: Sequence[Move] | None, playing: Playing, film: Film) -> Meter:
     """Make all moves, of the script or of the player; leaves the terminal as it was."""
     meter, pace = Meter(), Pace(playing.fps or float(game.world.variant.fps), time.monotonic)
-    stdout = sys.stdout.buffer
+    stdout, ranks = sys.stdout.buffer, game.world.ranks
     with ExitStack() as stack:
         view: View = Nowhere()
-        if script is None:
+        if ranks is not None and not ranks.first:
+            moves = _heard(iter(()), ranks)
+        elif script is None:
             keyboard = stack.enter_context(Keyboard(stdout))
             sixel = playing.draw is Draw.SIXEL or (playing.draw is Draw.AUTO and keyboard.sixel)
             view = stack.enter_context(Screen(stdout, sixel, keyboard.exact))
@@ -222,8 +245,22 @@ def _run(game: Game, script: Sequence[Move] | None, playing: Playing, film: Film
             made = form(stdout, playing.draw is Draw.SIXEL)
             view = stack.enter_context(made) if isinstance(made, Screen) else made
             moves = _paced(script, pace, meter)
-        _make(game, limited(moves, playing.frames), view, film, meter)
+        if ranks is not None and ranks.first:
+            moves = _heard(limited(moves, playing.frames), ranks)
+        _make(game, moves if ranks is not None else limited(moves, playing.frames), view, film, meter)
     return meter
+
+
+def _heard(moves: Iterator[Move | None], ranks: Ranks) -> Iterator[Move | None]:
+    """The moves of the first process, in all that share the model."""
+    while True:
+        move = next(moves, END) if ranks.first else END
+        written = "end" if move is END else json.dumps(None if move is None else [move.kind, move.value])
+        told = ranks.told(written)
+        if told == "end":
+            return
+        made = json.loads(told)
+        yield None if made is None else Move(*made)
 
 
 def _make(game: Game, moves: Iterator[Move | None], view: View, film: Film, meter: Meter) -> None:
@@ -287,4 +324,5 @@ def _print(numbers: dict[str, Any]) -> None:
     out.print("[dim]FPS and ms: model calls and decoding to pixels; waiting and drawing not counted[/]")
 
 
+END = Move("end", "")  # of all moves
 WRITTEN = {"video": "out", "snapshot": "save", "replay": "replay"}

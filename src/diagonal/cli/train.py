@@ -1,13 +1,13 @@
 """`diagonal train` and `diagonal finetune`: the stages of a recipe, all of them or one at a time.
 
-A run is its folder: started again, it goes on from its checkpoint.
+A run is its folder: started again, it goes on from its checkpoint. Under torchrun all processes train together.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,17 +21,20 @@ from diagonal.cli.options import Device, Json, Lpips
 if TYPE_CHECKING:
     import torch
 
+    from diagonal.training.parallel import Sharing
     from diagonal.training.recipe import Mixture, Recipe, WorldRecipe
     from diagonal.training.stages import Stage
 
 train = typer.Typer(no_args_is_help=True, help="Train a world by a recipe: all stages, or one of them.")
 app.add_typer(train, name="train")
 
-RecipeName = Annotated[str, typer.Option("--recipe", help="smoke (a minute on a laptop), doom, or mcar:700m.")]
+RecipeName = Annotated[str, typer.Option("--recipe", help="smoke (a minute on a laptop), doom, mcar:700m.")]
 Data = Annotated[Path, typer.Option(help="Folder with the recordings train/ and held-out/.")]
 Tokenizer = Annotated[Path, typer.Option(help="Folder of the trained tokenizer.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder of the run; one that was begun goes on.")]
 Tensorboard = Annotated[bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard.")]
+
+Accumulate = Annotated[int, typer.Option(min=1, help="Micro-batches of each process, one after the other.")]
 
 Schedules = Annotated[
     list[str] | None,
@@ -50,19 +53,25 @@ Line = dict[str, Any]
 def train_all(
     recipe: RecipeName,
     out_path: Out,
+    data: Annotated[Path | None, typer.Option(help="Recordings train/ and held-out/, for mcar: of VPT.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Weights that the tokenizer starts from, for mcar.")] = None,
     lpips: Lpips = None,
     device: Device = "cpu",
     workers: Annotated[int, typer.Option(min=1, help="Processes that record.")] = 1,
+    accumulate: Accumulate = 1,
     tensorboard: Tensorboard = False,
     as_json: Json = False,
 ) -> None:
     """Record, then train tokenizer, judge, base, finetune and diagonal, each in its folder below --out."""
     found, where = _begin(recipe, device)
-    from diagonal.training.stages import MODEL, run
-    from diagonal.training.tokens.stages import stages
+    from diagonal.training.stages import MODEL
+    from diagonal.training.tokens.stages import Beside, stages
 
-    made, start = stages(found, out_path, where, lpips, workers), time.perf_counter()
-    follow(made, run(made), tensorboard)
+    start = time.perf_counter()
+    with _sharing(where, out_path, accumulate) as sharing:
+        made = stages(found, out_path, _own(where, sharing), Beside(data, tokenizer, lpips, workers, sharing))
+        if not _followed(made, sharing, tensorboard):
+            return
     trained = [stage for stage in made if stage.leaves == MODEL]
     shared = {"recipe": recipe, "stage": "all", "seconds": time.perf_counter() - start, "out": str(out_path)}
     if as_json:
@@ -76,8 +85,10 @@ def tokenizer(
     recipe: RecipeName,
     data: Data,
     out_path: Out,
+    weights: Annotated[Path | None, typer.Option(help="Weights to start from, for mcar.")] = None,
     lpips: Lpips = None,
     device: Device = "cpu",
+    accumulate: Accumulate = 1,
     tensorboard: Tensorboard = False,
     as_json: Json = False,
 ) -> None:
@@ -85,8 +96,9 @@ def tokenizer(
     found, where = _begin(recipe, device)
     from diagonal.training.tokens.stages import RecipeData, tokenizer_stage
 
-    stage = tokenizer_stage(RecipeData(found, data, where), out_path, lpips)
-    _run(stage, {"recipe": recipe}, tensorboard, as_json)
+    with _sharing(where, out_path, accumulate) as sharing:
+        stage = tokenizer_stage(RecipeData(found, data, _own(where, sharing), sharing), out_path, lpips, weights)
+        _run(stage, {"recipe": recipe}, sharing, tensorboard, as_json)
 
 
 @train.command()
@@ -102,7 +114,9 @@ def judge(
     found, where = _begin(recipe, device)
     from diagonal.training.tokens.stages import RecipeData, judge_stage
 
-    _run(judge_stage(RecipeData(found, data, where), out_path), {"recipe": recipe}, tensorboard, as_json)
+    with _sharing(where, out_path, 1) as sharing:
+        stage = judge_stage(RecipeData(found, data, _own(where, sharing), sharing), out_path)
+        _run(stage, {"recipe": recipe}, sharing, tensorboard, as_json)
 
 
 @train.command()
@@ -114,6 +128,7 @@ def world(
     schedule: Schedules = None,
     seed: Seed = None,
     device: Device = "cpu",
+    accumulate: Accumulate = 1,
     tensorboard: Tensorboard = False,
     as_json: Json = False,
 ) -> None:
@@ -121,9 +136,10 @@ def world(
     found, where = _begin(recipe, device)
     how = replace(found.base, mixture=_mixture(schedule) or found.base.mixture)
     how = how if seed is None else replace(how, run=replace(how.run, seed=seed))
-    stage = _world("base", how, (found, data, where), (tokenizer, None), out_path)
     shared = {"recipe": recipe, "schedules": [spec for spec, _ in how.mixture]}
-    _run(stage, shared, tensorboard, as_json)
+    with _sharing(where, out_path, accumulate) as sharing:
+        stage = _world("base", how, (found, data, where, sharing), (tokenizer, None), out_path)
+        _run(stage, shared, sharing, tensorboard, as_json)
 
 
 @app.command()
@@ -148,6 +164,7 @@ def finetune(
     steps: Annotated[int | None, typer.Option(min=1, help="Default: the recipe's.")] = None,
     seed: Seed = None,
     device: Device = "cpu",
+    accumulate: Accumulate = 1,
     tensorboard: Tensorboard = False,
     as_json: Json = False,
 ) -> None:
@@ -157,9 +174,10 @@ def finetune(
     run = run if seed is None else replace(run, seed=seed)
     how = replace(found.finetune, mixture=_mixture(schedule) or found.finetune.mixture, run=run, later=_later(then))
     how = replace(how, lora=lora, only=None if only is None else _parts(only))
-    stage = _world("finetune", how, (found, data, where), (tokenizer, weights), out_path)
     shared = {"recipe": recipe, "schedules": [spec for spec, _ in how.mixture]}
-    _run(stage, shared, tensorboard, as_json)
+    with _sharing(where, out_path, accumulate) as sharing:
+        stage = _world("finetune", how, (found, data, where, sharing), (tokenizer, weights), out_path)
+        _run(stage, shared, sharing, tensorboard, as_json)
     if lora is not None and not as_json:
         from diagonal.training.tokens.stages import LORA
 
@@ -196,7 +214,7 @@ def _begin(recipe: str, device: str) -> tuple[Recipe, torch.device]:
 def _world(
     name: str,
     how: WorldRecipe,
-    recorded: tuple[Recipe, Path, torch.device],
+    recorded: tuple[Recipe, Path, torch.device, Sharing],
     folders: tuple[Path, Path | None],
     out_path: Path,
 ) -> Stage:
@@ -208,15 +226,46 @@ def _world(
     for option, path in (("--tokenizer", tokenizer), ("--weights", start)):
         if path is not None and not (path / MODEL).is_file():
             raise ValueError(f"{option} {path} holds no {MODEL}; give the folder of a finished stage")
-    return world_stage(name, how, RecipeData(*recorded), tokenizer, out_path, start)
+    recipe, data, device, sharing = recorded
+    return world_stage(name, how, RecipeData(recipe, data, _own(device, sharing), sharing), tokenizer, out_path, start)
 
 
-def _run(stage: Stage, shared: Line, tensorboard: bool, as_json: bool) -> None:
-    """Train one stage and say what came out."""
+@contextmanager
+def _sharing(device: torch.device, folder: Path, accumulate: int) -> Iterator[Sharing]:
+    """This process among those that torchrun started. One alone is a group too where it goes on with a run of several:
+    their state is in another form."""
+    from diagonal.engine.ranks import found
+    from diagonal.training.loop import POINTER
+    from diagonal.training.parallel import Sharing, processes
+
+    several = found()[1] > 1 or any(path.exists() for path in (folder / POINTER, *folder.glob(f"*/{POINTER}")))
+    if not several:
+        yield Sharing(accumulate=accumulate)
+        return
+    out.quiet = err.quiet = found()[0] > 0
+    with processes(device) as group:
+        yield Sharing(group, accumulate)
+
+
+def _own(device: torch.device, sharing: Sharing) -> torch.device:
+    """The device of this process."""
+    return device if sharing.group is None else sharing.group.device
+
+
+def _followed(stages: Sequence[Stage], sharing: Sharing, tensorboard: bool) -> bool:
+    """Run stages to the end; whether this process is the one that says so."""
     from diagonal.training.stages import run
 
+    first = sharing.group is None or sharing.group.writes
+    follow(stages, run(stages), tensorboard and first)
+    return first
+
+
+def _run(stage: Stage, shared: Line, sharing: Sharing, tensorboard: bool, as_json: bool) -> None:
+    """Train one stage and say what came out."""
     start = time.perf_counter()
-    follow([stage], run([stage]), tensorboard)
+    if not _followed([stage], sharing, tensorboard):
+        return
     shared |= {"seconds": time.perf_counter() - start}
     if as_json:
         print_json(shared | stage.result())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -14,6 +15,7 @@ from rich.table import Table
 
 from diagonal.cli import app, err, out, print_json, progress_bar, remark_random
 from diagonal.cli.options import Computing, Fitting, Json, chosen, flat, given, refuse
+from diagonal.cli.parallel import FramesShared, Unwritten, follows, shared_frames
 from diagonal.cli.prompts import check_computing, check_is_text
 from diagonal.cli.signing import Watermarking
 from diagonal.cli.spread import Spread
@@ -23,10 +25,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from diagonal.catalog.variants import DiffusionVariant
+    from diagonal.engine.ranks import Ranks
     from diagonal.generation.chunk_session import ChunkSession
     from diagonal.generation.components import Weights
     from diagonal.generation.request import Request
     from diagonal.generation.video import VideoModel
+    from diagonal.media.provenance.writing import Marking
     from diagonal.media.video import VideoArray
     from diagonal.planning.presets import Preset
 
@@ -47,6 +51,9 @@ class VideoSource:
     vae: Annotated[str | None, typer.Option(help="Its VAE, if it is apart.")] = None
     preview: Annotated[str | None, typer.Option(help="TAEHV, for --decoder preview.")] = None
     text_encoder: Annotated[str | None, typer.Option(help="Its text encoder, if it is apart.")] = None
+    special_tokens: Annotated[
+        str | None, typer.Option(help="MAGI-1's special_tokens.npz: what stands before a caption.")
+    ] = None
     lora: Annotated[list[str] | None, typer.Option(help="A LoRA to merge; may be repeated.")] = None
     lora_scale: Annotated[float | None, typer.Option(help="How much of it. Default: all.")] = None
     part: Annotated[str | None, typer.Option(help="Of a .pt: generator, generator_ema, ...")] = None
@@ -55,7 +62,8 @@ class VideoSource:
         """The same in the library's words."""
         from diagonal.generation.components import Weights
 
-        return Weights(self.weights, **chosen(self, "vae", "preview", "text_encoder", "lora", "lora_scale", "part"))
+        named = ("vae", "preview", "text_encoder", "special_tokens", "lora", "lora_scale", "part")
+        return Weights(self.weights, **chosen(self, *named))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +86,7 @@ class Shown:
     prompt_at: Annotated[
         list[str] | None, typer.Option(help="'CHUNK:text': another prompt from a chunk on; may be repeated.")
     ] = None
-    negative_prompt: Annotated[str | None, typer.Option(help="Guided away from it; for --preset wan.")] = None
+    negative_prompt: Annotated[str | None, typer.Option(help="Guided away from it; for presets with guidance.")] = None
     image: Annotated[Path | None, typer.Option(help="Picture to begin with.")] = None
     video: Annotated[Path | None, typer.Option(help="Clip to go on from.")] = None
     prompt_frames: Annotated[
@@ -126,13 +134,15 @@ class Denoising:
 
     preset: Annotated[
         str | None,
-        typer.Option(help="How it was trained to be run: a name (diagonal-distillation if left out) or a YAML file."),
+        typer.Option(help="How it was trained to be run: a name (the model's own if left out) or a YAML file."),
     ] = None
     schedule: Annotated[
         str | None, typer.Option(help="Denoising steps of each chunk, such as 4322222. Default: the preset's.")
     ] = None
-    guidance_scale: Annotated[float | None, typer.Option(help="Classifier-free guidance, for --preset wan.")] = None
-    num_inference_steps: Annotated[int | None, typer.Option(help="Denoising steps, for --preset wan.")] = None
+    guidance_scale: Annotated[float | None, typer.Option(help="Classifier-free guidance, of presets that have it.")] = (
+        None
+    )
+    num_inference_steps: Annotated[int | None, typer.Option(help="Denoising steps, of presets with guidance.")] = None
     keep_sink: Annotated[
         bool | None, typer.Option("--keep-sink/--no-keep-sink", help="A sink keeps the prompt that it had (default).")
     ] = None
@@ -191,6 +201,7 @@ def video(
     output: Output,
     signing: Watermarking,
     spread: Spread,
+    parallel: FramesShared,
 ) -> None:
     """Make a video from a prompt with a diffusion model: frames are written as they complete."""
     if output.out_path == "-" and output.as_json:
@@ -199,10 +210,8 @@ def video(
         raise ValueError("--decoder none makes no frames to write; take vae or preview")
     from diagonal.catalog.names import find
     from diagonal.catalog.variants import diffusion_variant
-    from diagonal.generation.origin import of_request
     from diagonal.generation.request import Request
-    from diagonal.media.provenance.writing import marked_writer
-    from diagonal.media.video import check_target, enlarge, to_be_seen
+    from diagonal.media.video import check_target, to_be_seen
 
     # All that can be refused is refused before a large model is loaded.
     name, source = origin.model, origin.source()
@@ -222,10 +231,11 @@ def video(
         **chosen(denoising, "schedule", "guidance_scale", "num_inference_steps", "keep_sink"),
         **chosen(shown, "negative_prompt") | chosen(size, "height", "width") | chosen(drawn, "seed"),
         **chosen(output, "decoder", "capture") | read_preset(denoising.preset),
-    )
+    ).named(variant.preset)
     _check(name, variant, source, computing, request)
     marking = signing.marking(None if many is not None else output.out_path)
     if many is not None:
+        refuse(given(parallel), "--prompts, a file of many")
         many.check(variant, source)
         making = Making(
             name=name,
@@ -238,20 +248,37 @@ def video(
         )
         many.make(making, variant, spread, output.as_json)
         return
-    model = load_video(name, source, computing)
-    session = model.stream(request)
     asked = size.height or size.width  # who says how large it is gets just that
     scale = output.scale or (1 if asked else to_be_seen(variant.size[0]))
-    with marked_writer(output.out_path, variant.fps, of_request(model, request), marking, from_text=True) as file:
-        run = _run(session, lambda frames: file.write(enlarge(frames, scale)))
-        marked = 0.0 if file.watermark is None else file.watermark.seconds
-    shared = {"model": name, "weights": model.weights} | _facts(request, denoising.preset)
-    shared |= dict(zip(("height", "width"), usual, strict=True)) | {"scale": scale, "out": output.out_path}
-    shared |= {"credentials": marking.words, "watermark": signing.watermark, "watermark_seconds": marked}
+    with shared_frames(parallel, name, computing.device) as ranks:
+        model = load_video(name, source, computing)
+        session, run, marked = _make(model, request, (output.out_path, scale, marking), ranks)
+    told = {"model": name, "weights": model.weights} | _facts(request, denoising.preset)
+    told |= dict(zip(("height", "width"), usual, strict=True)) | {"scale": scale, "out": output.out_path}
+    told |= {"credentials": marking.words, "watermark": signing.watermark, "watermark_seconds": marked}
     if output.as_json:
-        print_json(shared | run.report() | {"changes": [asdict(change) for change in session.changes]})
+        print_json(told | run.report() | {"changes": [asdict(change) for change in session.changes]})
     elif output.out_path != "-":
-        _print(run, shared, session)
+        _print(run, told, session)
+
+
+def _make(
+    model: VideoModel, request: Request, into: tuple[str, int, Marking], ranks: Ranks | None
+) -> tuple[ChunkSession, VideoTiming, float]:
+    """Make the video and write it to a path, enlarged; of several processes that make it, the first one writes. The
+    last number is the seconds that its watermark took."""
+    from diagonal.generation.origin import of_request
+    from diagonal.media.provenance.writing import MarkedWriter, marked_writer
+    from diagonal.media.video import enlarge
+
+    path, scale, marking = into
+    session = (model if ranks is None else model.shared_by(ranks)).stream(request)
+    written: AbstractContextManager[MarkedWriter | Unwritten] = nullcontext(Unwritten())
+    if not follows():
+        written = marked_writer(path, model.variant.fps, of_request(model, request), marking, from_text=True)
+    with written as file:
+        run = _run(session, lambda frames: file.write(enlarge(frames, scale)))
+        return session, run, 0.0 if file.watermark is None else file.watermark.seconds
 
 
 def _check(name: str, variant: DiffusionVariant, source: Weights, computing: Computing, request: Request) -> None:
@@ -299,7 +326,7 @@ def _embeds(path: Path | None) -> Tensor | None:
     return None if path is None else read(path)
 
 
-def _prompts(given: Sequence[str]) -> dict[int, str]:
+def _prompts(given: Iterable[str]) -> dict[int, str]:
     """Prompts by the chunk that they begin with."""
     found: dict[int, str] = {}
     for text in given:

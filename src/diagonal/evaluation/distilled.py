@@ -25,7 +25,6 @@ from diagonal.evaluation.metrics.lpips import lpips_distance
 from diagonal.evaluation.statistics import FloatArray, Interval, bootstrap, resampled
 from diagonal.networks.caption_reader import Answers, Reader, read, right
 from diagonal.networks.inverse_dynamics import InverseDynamics, judge
-from diagonal.planning.denoising import calls
 from diagonal.planning.presets import Preset
 
 DECODED = 16  # clips that are decoded at a time
@@ -57,8 +56,7 @@ class StudentPipeline:
 
     def calls(self, frames: int) -> int:
         """Calls of the model for a video of so many latent frames."""
-        size = self.preset.chunk_frames or frames
-        return sum(calls(self.preset.schedule, chunk) for chunk in range(frames // size))
+        return sum(self.preset.calls(frames))
 
     def videos(self, asked: Asked) -> Tensor:
         """Clips (N, T, C, H, W)."""

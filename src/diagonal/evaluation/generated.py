@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 from diagonal.evaluation import manifest
 from diagonal.evaluation.selections import Entry, load
-from diagonal.generation.snapshot import fingerprint
 from diagonal.generation.world import World
 from diagonal.media.files import atomic, locked
 from diagonal.media.video import VideoArray, cover, writer
@@ -46,7 +45,7 @@ class Continuation:
         world = self.world
         return {
             "model": world.name,
-            "weights": fingerprint(world.model),
+            "weights": world.fingerprint(),
             "quantize": world.quantized or "none",
             "dtype": str(world.cache_dtype).removeprefix("torch."),
             "size": list(world.size),

@@ -71,7 +71,7 @@ class Asked:
 
     def facts(self) -> dict[str, Any]:
         """What must be the same for videos to belong together."""
-        model, request = self.model, self.request
+        model, request = self.model, self.request.named(self.model.variant.preset)
         return {
             "model": model.name,
             "weights": fingerprint(model.model),

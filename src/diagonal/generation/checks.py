@@ -20,11 +20,11 @@ from diagonal.catalog.names import find
 from diagonal.catalog.variants import DiffusionVariant, TokenConfig, Variant
 from diagonal.engine.tokens.decode import plans, spans
 from diagonal.generation.components import NONE, VAE, Weights, published_vae
-from diagonal.generation.request import Request, latent_frames, latent_size
+from diagonal.generation.request import Request, Stretch, latent_frames, latent_size
 from diagonal.media.video import VideoArray
 from diagonal.planning.decoding.lossless import Lossless
 from diagonal.planning.plan import Order
-from diagonal.planning.presets import Preset
+from diagonal.planning.presets import PRESETS, Preset
 from diagonal.text.encoders import ENCODERS, OWN, embed
 
 FIT = "Resize them: diagonal.media.video.resize or cover, --resize or --crop"
@@ -190,17 +190,28 @@ def check_order(world: Described, known: int, new: int, order: Order, acts: int 
 
 def check_request(name: str, variant: DiffusionVariant, request: Request) -> None:
     """Refuse all that the model would refuse before its first call."""
+    request = request.named(variant.preset)
     how, (height, width) = request.how(), request.size(variant.size)
+    check_preset(name, variant, request)
     codec = find("tokenizers", variant.vae)
     latent_size(height, width, codec.patch, variant.config.patch)
     clip = begins_with(request)
     if clip is not None:
-        check_clip(clip, (height, width), codec.stride, request.batch)
-    total_latents(request, how, codec.stride, 0 if clip is None else 1 + (clip.shape[-4] - 1) // codec.stride)
+        check_clip(clip, (height, width), codec, request.batch)
+    total_latents(request, how, codec, 0 if clip is None else latents_of(clip.shape[-4], codec))
     prompts = [request.prompt_embeds if request.prompt is None else request.prompt, *request.prompt_at.values()]
     for rows in prompts:
         if isinstance(rows, Tensor):
             check_embeds(name, variant, rows)
+
+
+def check_preset(name: str, variant: DiffusionVariant, request: Request) -> None:
+    """Refuse a preset of other models, and batches where one video is made at a time."""
+    if variant.pipelined != bool(request.how().pipeline):
+        fits = [one for one, preset in PRESETS.items() if bool(preset.pipeline) == variant.pipelined]
+        raise ValueError(f"preset {str(request.preset)!r} given; {name} runs under {', '.join(fits)}")
+    if variant.pipelined and request.batch is not None:
+        raise ValueError(f"{request.batch} prompts given; {name} makes one video at a time: ask for them one by one")
 
 
 def begins_with(request: Request) -> VideoArray | None:
@@ -208,7 +219,12 @@ def begins_with(request: Request) -> VideoArray | None:
     return request.image[..., None, :, :, :] if request.image is not None else request.video
 
 
-def check_clip(clip: VideoArray, size: tuple[int, int], stride: int, batch: int | None = None) -> None:
+def latents_of(frames: int, codec: Stretch) -> int:
+    """Latent frames of a clip that a video begins with; a picture is one."""
+    return 1 if frames == 1 else 1 + (frames - codec.first) // codec.stride
+
+
+def check_clip(clip: VideoArray, size: tuple[int, int], codec: Stretch, batch: int | None = None) -> None:
     """Refuse frames that the VAE does not take, or that are neither for all nor for each of a batch."""
     height, width = size
     fits = clip.ndim == 4 or (clip.ndim == 5 and len(clip) == batch)
@@ -217,20 +233,24 @@ def check_clip(clip: VideoArray, size: tuple[int, int], stride: int, batch: int 
             f"frames of {clip.dtype} and shape {clip.shape} given to begin with; uint8 RGB of height {height} and "
             f"width {width} is needed. {FIT}"
         )
-    count = clip.shape[-4]
-    if not count or (count - 1) % stride:
-        last = max(1, 1 + (count - 1) // stride * stride)
+    count, stride, odd = clip.shape[-4], codec.stride, codec.first % codec.stride
+    if not count or (count > 1 and count % stride != odd):
+        form = f"1 + {stride}n" if odd else f"1 or {stride}n"
+        last = max(1, odd + (count - odd) // stride * stride)
+        following = odd + stride * ((last - odd) // stride + 1)
         raise ValueError(
-            f"{count} frames given to begin with; 1 + {stride}n are needed: {_nearest(count, stride)}. --prompt-frames "
+            f"{count} frames given to begin with; {form} are needed: {last} or {following}. --prompt-frames "
             f"{last} (video[-{last}:]) takes the last {last}"
         )
 
 
-def total_latents(request: Request, how: Preset, stride: int, given: int) -> int | None:
+def total_latents(request: Request, how: Preset, codec: Stretch, given: int) -> int | None:
     """Latent frames of the whole video, of which so many are given; None: without end."""
     if request.num_frames is None:
         return None
-    frames = latent_frames(request.num_frames, how, stride, given)
+    if how.pipeline:  # what fills no chunk stands in the first new one
+        given -= given % (how.chunk_frames or 1)
+    frames = latent_frames(request.num_frames, how, codec, given)
     chunks = (frames - given) // (how.chunk_frames or frames)
     late = [chunk for chunk in request.prompt_at if not 1 <= chunk < chunks]
     if late:

@@ -21,20 +21,21 @@ from diagonal.generation.prompts import PromptTrack, Receipt
 from diagonal.generation.request import check_prompt
 from diagonal.generation.session import Piece
 from diagonal.media.video import VideoArray
+from diagonal.tokenizers.by_rows import DecoderByRows
 
 DECODED = 3  # latent frames that are decoded together: more take memory and win nothing
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSource:
-    """Where chunks come from: `chunks` runs the engine under a text, `calls` counts the model's calls for a chunk and
-    `total` for all of them, prompts that change in between apart."""
+    """Where chunks come from: `chunks` runs the engine under a text, `total` counts the model's calls for all of them,
+    prompts that change in between apart: each takes `passes`."""
 
     chunks: Callable[[Text], Iterator[Chunk]]
-    calls: Callable[[Chunk], int]
     total: int | None  # None: without end
     given_BFCHW: Tensor | None = None
     changeable: bool = True  # the prompt may change from chunk to chunk
+    passes: int = 1
 
 
 class PixelDecoder:
@@ -43,7 +44,9 @@ class PixelDecoder:
     def __init__(self, codec: Any, size: tuple[int, int], device: torch.device, batched: bool) -> None:
         self._codec, self._size, self.device, self._batched = codec, size, device, batched
         self._state: dict[str, Tensor] = {}
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # Ranks that decode together speak in one order: after the chunk, not beside the next one.
+        alone = device.type == "cuda" and not isinstance(codec, DecoderByRows)
+        self._stream = torch.cuda.Stream(device) if alone else None
 
     @property
     def apart(self) -> bool:
@@ -96,7 +99,9 @@ class ChunkSession:
     @property
     def calls(self) -> int | None:
         """Model calls that will be made, if no other prompt comes in between; None: without end."""
-        return None if self._source.total is None else self._source.total + self._prompts.known
+        if self._source.total is None:
+            return None
+        return self._source.total + self._source.passes * self._prompts.known
 
     @property
     def changes(self) -> list[Receipt]:
@@ -104,7 +109,8 @@ class ChunkSession:
         return self._prompts.changes
 
     def update(self, prompt: str | None = None, *, prompt_embeds: Tensor | None = None) -> Receipt:
-        """Another prompt from the next chunk boundary on, of all samples; at any time and from any thread.
+        """Another prompt from the next chunk boundary on, of all samples; at any time and from any thread. Under a lag
+        it also holds, from there on, for the chunks that are under way.
 
         The receipt's `applied_at` is filled in when the chunk begins. On a GPU, where one chunk is made ahead, that is
         not the next chunk to be seen but the one after it.
@@ -139,5 +145,5 @@ class ChunkSession:
             check_chunk(latents[..., -chunk.latents.shape[1] :, :, :, :], chunk.index, chunk.start)
             seconds = took.seconds(), Elapsed(began, host.mark()).seconds()
             known, given = self.given if given else 0, []
-            yield Piece(index, frames, latents, self._source.calls(chunk), *seconds, given=known)
+            yield Piece(index, frames, latents, chunk.calls, *seconds, given=known)
             index += frames.shape[-4]

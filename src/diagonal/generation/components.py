@@ -8,9 +8,9 @@ transformer alone, and what `VideoModel.save_pretrained` writes. Each may be a p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,8 +18,10 @@ from torch import Tensor
 from diagonal import checkpoints
 from diagonal.catalog.names import find
 from diagonal.catalog.variants import DiffusionVariant, WeightMap
+from diagonal.checkpoints.described import check_described
 from diagonal.checkpoints.lora import PREFIX, merge_lora
-from diagonal.text import umt5
+from diagonal.engine.pipeline.texts import SpecialTokens
+from diagonal.text import special_tokens, umt5
 from diagonal.text.encoders import ENCODERS, Encoder
 
 NONE = "none"
@@ -39,6 +41,7 @@ class Weights:
     lora: Sequence[str | Path] = ()  # merged into the transformer, one after the other
     lora_scale: float = 1.0
     part: str | None = None  # of a file that holds several models, such as generator or generator_ema
+    special_tokens: str | Path | None = None  # of MAGI-1: what stands before a caption; None: nothing does
 
     def __post_init__(self) -> None:
         if isinstance(self.lora, str):
@@ -53,6 +56,7 @@ class Weights:
     def foreign(self) -> list[str]:
         """What is named here and no token world has."""
         parts = {"vae": self.vae, "preview": self.preview, "text_encoder": self.text_encoder, "part": self.part}
+        parts |= {"special_tokens": self.special_tokens}
         return [name for name, place in parts.items() if place is not None]
 
     def places(self) -> tuple[str | Path, ...]:
@@ -69,6 +73,7 @@ class Components:
     vae: Any
     preview: Any
     encoder: Encoder
+    special: SpecialTokens | None = None
 
 
 def untrained(
@@ -86,7 +91,7 @@ def untrained(
     vae, preview = (
         _untrained(name, place) for name, place in ((variant.vae, source.vae), (variant.preview, source.preview))
     )
-    return Components(transformer, vae, preview, _encoder(variant, source, None))
+    return Components(transformer, vae, preview, _encoder(variant, source, None), _special(variant, source))
 
 
 def _untrained(name: str, place: str | Path | None) -> Any:
@@ -102,10 +107,14 @@ def published(name: str, variant: DiffusionVariant, source: Weights) -> Componen
     if source.preview is not None and not variant.preview:
         raise ValueError(f"preview {str(source.preview)!r} given; {name} has no other decoder than its VAE")
     folder = checkpoints.locate(source.transformer, folders=(TRANSFORMER, VAE))
-    within = folder / TRANSFORMER if (folder / TRANSFORMER).is_dir() else folder
+    within, special = _within(folder), _special(variant, source)
+    if within.is_dir():
+        check_described(within, asdict(cast(Any, variant.config)), name)
     with torch.device("meta"):
         transformer: Any = variant.config.build()
     state = checkpoints.read(within, source.part)
+    if any(key.endswith(".weight_scale") for key in state):
+        raise ValueError(f"{within} holds weights of fp8; give those of bfloat16: quantize='fp8' rounds them here")
     own = checkpoints.prefix(state, transformer.weight_map)
     rest = {key: value for key, value in state.items() if not key.startswith(own)}
     extra = sorted(key for key in rest if not key.startswith(f"{TOKENIZER}."))
@@ -113,6 +122,8 @@ def published(name: str, variant: DiffusionVariant, source: Weights) -> Componen
         raise ValueError(f"{source.transformer} has keys that belong to no part of {name}: {checkpoints.some(extra)}")
     for file in source.lora:
         state = _with_lora(state, file, source.lora_scale, transformer.weight_map)
+    if variant.fold is not None:
+        state = _folded(variant, state, transformer.weight_map)
     checkpoints.load(transformer, state, name)
     place = source.vae or next((path for path in (folder / VAE, folder / VAE_FILE) if path.exists()), None)
     if place is None and not rest and source.preview is None:
@@ -125,11 +136,32 @@ def published(name: str, variant: DiffusionVariant, source: Weights) -> Componen
     else:
         vae = _filled(variant.vae, rest) if rest else None
     preview = None if source.preview is None else _decoder(variant.preview, source.preview)
-    return Components(transformer, vae, preview, _encoder(variant, source, folder))
+    return Components(transformer, vae, preview, _encoder(variant, source, folder), special)
+
+
+def _within(folder: Path) -> Path:
+    """Where the transformer lies in a folder: in one of its own, or as MAGI-1 is published, in `inference_weight`."""
+    if (folder / TRANSFORMER).is_dir():
+        return folder / TRANSFORMER
+    found = checkpoints.released(folder)
+    if len(found) > 1:
+        raise ValueError(f"{folder} holds {checkpoints.some([one.name for one in found])}; name the one to load")
+    return found[0] if found else folder
+
+
+def _special(variant: DiffusionVariant, source: Weights) -> SpecialTokens | None:
+    """What stands before captions, where a file of it is named."""
+    if source.special_tokens is None:
+        return None
+    if not variant.pipelined:
+        raise ValueError(f"special_tokens {str(source.special_tokens)!r} given; only MAGI-1 has some: leave them out")
+    return special_tokens.read(source.special_tokens, variant.config.text_dim)
 
 
 def published_vae(variant: DiffusionVariant) -> str:
     """Where the VAE of a model is found, in words."""
+    if variant.pipelined and not variant.random:
+        return f"the folder ckpt/vae of {variant.source}"
     if variant.random or variant.embedded:  # nobody else has one of these sizes
         return "a folder that `diagonal convert` or save_pretrained wrote, which holds the model's own"
     return f"{VAE_FILE}, or a folder or hub id with it, such as {variant.source}"
@@ -161,10 +193,22 @@ def add_lora(model: Any, source: Weights, dtype: torch.dtype | None) -> None:
 
 def _with_lora(state: Mapping[str, Tensor], file: str | Path, scale: float, names: WeightMap) -> checkpoints.State:
     """A transformer's state under its original names, with a LoRA merged, whatever names both had."""
-    strip = len(checkpoints.prefix(state, names))
-    own = {key[strip:]: value for key, value in state.items() if key.startswith(checkpoints.prefix(state, names))}
     lora = {PREFIX.sub("", key): value for key, value in checkpoints.read(file).items()}
-    return merge_lora(checkpoints.rename(own, names.aliases), checkpoints.rename(lora, names.aliases), scale)
+    return merge_lora(_original(state, names), checkpoints.rename(lora, names.aliases), scale)
+
+
+def _folded(variant: DiffusionVariant, state: Mapping[str, Tensor], names: WeightMap) -> checkpoints.State:
+    """A transformer's state under its original names, without what its family folds into others."""
+    assert variant.fold is not None
+    return dict(variant.fold(variant.config, _original(state, names)))
+
+
+def _original(state: Mapping[str, Tensor], names: WeightMap) -> checkpoints.State:
+    """The tensors of the transformer among those of a file, under their original names."""
+    own = checkpoints.prefix(state, names)
+    return checkpoints.rename(
+        {key[len(own) :]: value for key, value in state.items() if key.startswith(own)}, names.aliases
+    )
 
 
 def _encoder(variant: DiffusionVariant, source: Weights, folder: Path | None) -> Encoder:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from diagonal.engine.tokens.ring import Turn
 from diagonal.generation.opening import check_seed
 from diagonal.generation.session import Piece
-from diagonal.generation.snapshot import How, Past, Snapshot, fingerprint
+from diagonal.generation.snapshot import How, Past, Snapshot
 from diagonal.media.video import VideoArray
 from diagonal.planning.decoding import Schedule
 from diagonal.planning.plan import Order
@@ -79,7 +79,7 @@ class LiveSession:
         self.settle()
         units, given, made = self.past.kept()
         world, order, sampling = self.arena.world, self.order, self.sampling
-        about = (world.name, fingerprint(world.model), self.context)
+        about = (world.name, world.fingerprint(), self.context)
         return Snapshot(*about, order, sampling, self.seed, self.index, units, given, made)
 
     def save(self, path: str | Path) -> Path:

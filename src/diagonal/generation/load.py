@@ -6,25 +6,31 @@ model = load("wan/1.3b", Weights("Wan-AI/Wan2.1-T2V-1.3B-Diffusers"), device="cu
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 
 from diagonal import checkpoints
 from diagonal.catalog.names import HF, find
 from diagonal.catalog.variants import DiffusionVariant, Variant
+from diagonal.engine.ranks import Ranks
 from diagonal.generation.checks import check_weights
 from diagonal.generation.components import Weights, add_lora, published, untrained
 from diagonal.generation.devices import check_device, kernels_last
 from diagonal.generation.video import VideoModel
 from diagonal.generation.world import World
+from diagonal.models.sharding import Shard
 
 
 @overload
 def load(  # type: ignore[overload-overlap]  # these names are not of worlds, which a type of all others cannot say
-    name: Literal["wan/1.3b", "wan/14b", "wan/tiny", "doom-t2v", "doom-t2v/tiny"],
+    name: Literal[
+        "wan/1.3b", "wan/14b", "wan/tiny", "skyreels/1.3b", "skyreels/14b", "skyreels/tiny", "doom-t2v", "doom-t2v/tiny"
+    ]
+    | Literal["magi/4.5b", "magi/24b", "magi/tiny"],
     weights: str | Path | Weights | None = None,
     *,
     device: torch.device | str = "cpu",
@@ -78,21 +84,30 @@ def load(
     source = weights if isinstance(weights, Weights) else Weights(weights)
     if source.foreign:
         raise ValueError(f"Weights with {', '.join(source.foreign)} given; {name} is a token model and has none")
-    return _load_world(name, found, source, tokenizer, (check_device(device), dtype), seed)
+    return load_world(name, found, (source, tokenizer), Place(check_device(device), dtype), seed)
 
 
-def _load_world(
-    name: str,
-    variant: Variant,
-    source: Weights,
-    tokenizer: str | Path | None,
-    place: tuple[torch.device, torch.dtype | None],
-    seed: int,
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a model computes, and in which dtype; with other ranks, each of which has a shard, or alone."""
+
+    device: torch.device
+    dtype: torch.dtype | None
+    ranks: Ranks | None = None
+
+    @property
+    def as_initialised(self) -> bool:
+        """Whether random weights are those with which modules initialise themselves."""
+        return self.device.type == "cpu" and self.dtype in (None, torch.float32)
+
+
+def load_world(
+    name: str, variant: Variant, sources: tuple[Weights, str | Path | None], place: Place, seed: int = 0
 ) -> World:
-    """A token model with its tokenizer, on a device and in a dtype."""
+    """A token model with its tokenizer; `sources` are the weights, and the tokenizer's where they are apart."""
+    source, tokenizer = sources
     weights = source.transformer
     check_weights(name, variant, weights)
-    device, dtype = place
     label = label_of(name, variant, weights)
     if weights is None and variant.embedded:
         weights = checkpoints.ASSETS / variant.embedded
@@ -100,28 +115,31 @@ def _load_world(
     if weights is None or str(weights) == checkpoints.RANDOM:
         if source.lora:
             raise ValueError(f"lora given, but the weights of {name} are random: give those that it belongs to")
-        plain = device.type == "cpu" and dtype in (None, torch.float32)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            world = World(name, variant, network, checkpoints.RANDOM, "cpu" if plain else "meta")
-            if not plain:
+            world = World(name, variant, network, checkpoints.RANDOM, "cpu" if place.as_initialised else "meta")
+            shard = world.divide(place.ranks)
+            if not place.as_initialised:
                 world.tokenizer = network.build()  # small, and it may keep tables that it computes
-                checkpoints.randomise(world.model, device, dtype, seed)
+                checkpoints.randomise(world.model, place.device, place.dtype, seed, shard)
     else:
-        state = checkpoints.read(weights)
-        separate = None if tokenizer is None else checkpoints.read(tokenizer)
+        read = checkpoints.read if place.ranks is None else checkpoints.read_stored
+        state: Mapping[str, checkpoints.Stored] = read(weights)
+        separate: Mapping[str, checkpoints.Stored] | None = None if tokenizer is None else read(tokenizer)
         if variant.fit is not None:
             settings = checkpoints.settings(weights if tokenizer is None else tokenizer)
-            config, network = variant.fit(variant.config, network, (state, separate or state), settings)
+            states: Any = (state, separate or state)  # it asks for names and shapes alone
+            config, network = variant.fit(variant.config, network, states, settings)
             variant = replace(variant, config=config)
         world = World(name, variant, network, label, "meta")
-        world.sources = tuple(place for place in (weights, tokenizer, *source.lora) if place is not None)
-        _fill(world, state, separate)
+        world.sources = tuple(one for one in (weights, tokenizer, *source.lora) if one is not None)
+        _fill(world, state, separate, world.divide(place.ranks))
         if source.lora:
-            add_lora(world.model, source, dtype)
+            add_lora(world.model, source, place.dtype)
     for module in (world.model, world.tokenizer):
-        module.to(device=device, dtype=dtype).eval().requires_grad_(False)
-    if device.type in ("cuda", "cpu"):
+        module.to(device=place.device, dtype=place.dtype).eval().requires_grad_(False)
+    world.connect()
+    if place.device.type in ("cuda", "cpu"):
         kernels_last(world.tokenizer)
     return world
 
@@ -135,12 +153,19 @@ def label_of(name: str, variant: Variant | DiffusionVariant, weights: str | Path
     return str(weights)
 
 
-def _fill(world: World, state: checkpoints.State, separate: checkpoints.State | None) -> None:
+def _fill(
+    world: World,
+    state: Mapping[str, checkpoints.Stored],
+    separate: Mapping[str, checkpoints.Stored] | None,
+    shard: Shard | None,
+) -> None:
     """Load the model and the tokenizer, and refuse what belongs to neither."""
     own = checkpoints.prefix(state, world.model.weight_map)
     beside = world.model.weight_map.beside if not own else ""
     if beside:  # copies: what both have must not be one tensor, which could not be saved twice
-        rest = {key: value.clone() for key, value in state.items() if key.startswith(beside)}
+        rest: dict[str, checkpoints.Stored] = {
+            key: checkpoints.whole(value).clone() for key, value in state.items() if key.startswith(beside)
+        }
     else:
         rest = {key: value for key, value in state.items() if not key.startswith(own)}
     tokenizers = checkpoints.prefix(rest, world.tokenizer.weight_map)
@@ -149,7 +174,7 @@ def _fill(world: World, state: checkpoints.State, separate: checkpoints.State | 
     extra = sorted(key for key in rest if not tokenizers or not key.startswith(tokenizers))
     if extra:
         raise ValueError(f"{world.weights} has keys that belong to no part of {world.name}: {checkpoints.some(extra)}")
-    checkpoints.load(world.model, state, world.name)
+    checkpoints.load(world.model, state, world.name, shard)
     checkpoints.load(world.tokenizer, rest if separate is None else separate, world.variant.tokenizer)
 
 

@@ -35,6 +35,8 @@ from diagonal.catalog.names import find
 from diagonal.catalog.variants import DiffusionVariant, Variant
 from diagonal.engine.kernels.visibility import whole_blocks
 from diagonal.engine.protocols import CacheSpec
+from diagonal.engine.ranks import Ranks
+from diagonal.models.sharding import divide
 from diagonal.planning.plan import Plan
 
 GB = 10**9
@@ -58,10 +60,13 @@ class Estimate:
         return self.weights + self.tokenizer + self.cache + self.activations
 
 
-def estimate(variant: Variant, plans: Sequence[Plan], batch: int, dtype: torch.dtype) -> Estimate:
-    """The memory that decoding these plans, one after the other with one cache, takes on a GPU."""
+def estimate(variant: Variant, plans: Sequence[Plan], batch: int, dtype: torch.dtype, gpus: int = 1) -> Estimate:
+    """The memory that decoding these plans, one after the other with one cache, takes on a GPU: alone, or on each of
+    several that share the model by tensor parallelism."""
     with torch.device("meta"):
         model, tokenizer = variant.config.build(), find("tokenizers", variant.tokenizer).build()
+    if gpus > 1:
+        divide(model, "the model", Ranks(0, gpus, torch.device("meta")))
     spec, slots = cast(CacheSpec, model.cache_spec), whole_blocks(max(plan.layout.length for plan in plans))
     return Estimate(
         weights=_numbers(model) * dtype.itemsize,
@@ -115,22 +120,27 @@ class VideoEstimate:
         return self.transformer + self.cache + self.text + self.vae
 
 
-def estimate_video(variant: DiffusionVariant, cached: int, dtype: torch.dtype) -> VideoEstimate:
-    """The memory of a diffusion model with so many tokens in its cache."""
+def estimate_video(variant: DiffusionVariant, cached: int, dtype: torch.dtype, texts: int = 1) -> VideoEstimate:
+    """The memory of a diffusion model with so many tokens in its caches, and keys of so many prompts."""
     with torch.device("meta"):
-        model, vae = variant.config.build(), find("tokenizers", variant.vae).build()
+        model, vae = (one.build().to(dtype) for one in (variant.config, find("tokenizers", variant.vae)))
     spec = cast(CacheSpec, model.cache_spec)
     token = 2 * spec.layers * spec.kv_heads * spec.head_dim * dtype.itemsize
     return VideoEstimate(
-        transformer=_numbers(model) * dtype.itemsize,
+        transformer=_bytes(model),
         cache=cached * token,
-        text=variant.config.text_length * token,
-        vae=_numbers(vae) * dtype.itemsize,
+        text=texts * variant.config.text_length * token,
+        vae=_bytes(vae),
     )
 
 
 def _numbers(module: nn.Module) -> int:
     return sum(tensor.numel() for tensor in module.state_dict().values())
+
+
+def _bytes(module: nn.Module) -> int:
+    """Of a module as it was cast, which may leave some numbers in another dtype."""
+    return sum(tensor.nbytes for tensor in module.state_dict().values())
 
 
 def _activations(model: nn.Module, plan: Plan, batch: int, size: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from diagonal.generation.checks import Described
-from diagonal.generation.snapshot import UNKNOWN, Snapshot, fingerprint
+from diagonal.generation.snapshot import UNKNOWN, Snapshot
 from diagonal.media.video import VideoArray
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ def check_snapshot(world: World, saved: Snapshot, context: str) -> None:
     """Refuse snapshots of other worlds, or that do not fit this one."""
     if saved.model != world.name:
         raise ValueError(f"the snapshot is of {saved.model}, not of {world.name}; load that model")
-    if saved.weights != fingerprint(world.model):
+    if saved.weights != world.fingerprint():
         raise ValueError(
             f"the snapshot was made with other weights of {world.name} ({saved.weights}, these are "
-            f"{fingerprint(world.model)}): the same frames would not follow"
+            f"{world.fingerprint()}): the same frames would not follow"
         )
     if saved.context != context:
         raise ValueError(f"the snapshot has the context {saved.context!r}, this arena {context!r}")

@@ -47,7 +47,7 @@ def of_request(model: VideoModel, request: Request) -> Origin:
     for name, given in (("image", request.image), ("video", request.video)):
         if given is not None:
             told[name] = frames_told(given)
-    how = request.how()
+    how = request.named(model.variant.preset).how()
     asked: dict[str, str | int | float | None]
     asked = {"decoder": request.decoder, "guidance_scale": how.guidance_scale, "num_frames": request.num_frames}
     return Origin(

@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from diagonal.media.video import VideoArray
 from diagonal.planning import presets
+from diagonal.planning.denoising.forcing import Forcing
 from diagonal.planning.denoising.teacher import Teacher
 from diagonal.planning.presets import Preset
 
+USUAL = "diagonal-distillation"  # the preset, where neither a request nor a model says one
 DECODERS = ("vae", "preview", "none")
 Prompts = str | Sequence[str] | Tensor  # a text, or one for each sample; or embeddings ([B,] rows, width)
 
@@ -41,7 +44,7 @@ class Request:
     num_frames: int | None = None
     height: int | None = None  # of the frames; None: as the model was trained
     width: int | None = None
-    preset: str | Path | Preset = "diagonal-distillation"  # a name, or a YAML file of the Self-Forcing family
+    preset: str | Path | Preset | None = None  # a name, a YAML file of the Self-Forcing family; None: the model's own
     schedule: str | None = None  # instead of the preset's, such as 4322222
     seed: int | Sequence[int] = 0
     generator: torch.Generator | None = None  # draws the seed, if given
@@ -51,7 +54,7 @@ class Request:
     decoder: str = "vae"  # of DECODERS
     keep_sink: bool = True  # a sink that left the window keeps the keys of the prompt before
     capture: bool = True  # on a GPU, record the model's calls and replay them
-    # Of the preset `wan` alone, which has guidance:
+    # Of presets with guidance alone, such as `wan` and `skyreels`:
     negative_prompt: str | Tensor | None = None
     guidance_scale: float | None = None
     num_inference_steps: int | None = None
@@ -99,36 +102,51 @@ class Request:
         drawn = [torch.randint(2**62, (), generator=self.generator, device=device) for _ in range(count)]
         return tuple(int(seed) for seed in drawn)
 
+    def named(self, usual: str) -> Request:
+        """The same under a model's own preset, if it says none."""
+        return self if self.preset is not None else replace(self, preset=usual)
+
     def how(self) -> Preset:
         """The preset with all that this request changes in it."""
-        preset = self.preset if isinstance(self.preset, Preset) else presets.find(str(self.preset))
+        named = USUAL if self.preset is None else self.preset
+        preset = named if isinstance(named, Preset) else presets.find(str(named))
         preset = preset if self.schedule is None else preset.with_schedule(self.schedule)
-        if preset.chunk_frames is None:
-            return self._whole(preset)
-        own = {
-            "negative_prompt": self.negative_prompt,
-            "guidance_scale": self.guidance_scale,
-            "num_inference_steps": self.num_inference_steps,
-        }
-        given = [name for name, value in own.items() if value is not None]
-        if given:
-            raise ValueError(f"{given[0]} given; only the preset wan has guidance and steps: others have a schedule")
-        if self.num_frames is None and preset.window_frames is None:
-            raise ValueError(f"num_frames is needed: without end there must be a window, as of {_named(rolling=True)}")
+        return self._guided(self._whole(preset) if preset.sees.whole else self._causal(preset))
+
+    def _causal(self, preset: Preset) -> Preset:
+        """A preset whose chunks see those before them."""
+        if self.num_frames is None and not preset.endless:
+            raise ValueError(f"num_frames is needed: without end there must be a window, as of {_named(endless=True)}")
         return preset
 
     def _whole(self, preset: Preset) -> Preset:
-        """A preset that denoises all frames at once."""
-        chunked = {"image": self.image, "video": self.video, "prompt_at": self.prompt_at or None}
+        """A preset that shows all frames in every call."""
+        chunked: dict[str, object] = {"prompt_at": self.prompt_at or None}
+        if preset.chunk_frames is None:
+            chunked |= {"image": self.image, "video": self.video}
         given = [name for name, value in chunked.items() if value is not None]
         if given:
-            raise ValueError(f"{given[0]} given; all frames at once cannot have it: take {_named(rolling=None)}")
+            raise ValueError(f"{given[0]} given; all frames at once cannot have it: take {_named(endless=False)}")
         if self.num_frames is None:
-            raise ValueError("num_frames is needed: all frames are made at once, such as 81")
-        if not isinstance(preset.schedule, Teacher):
+            raise ValueError("num_frames is needed: all frames are in every call, such as 81")
+        if preset.chunk_frames is None and not isinstance(preset.schedule, Teacher):
             raise ValueError(f"schedule {self.schedule!r} given; all frames at once take a number of steps, such as 50")
-        if self.num_inference_steps is not None:
-            preset = replace(preset, schedule=replace(preset.schedule, steps=self.num_inference_steps))
+        return preset
+
+    def _guided(self, preset: Preset) -> Preset:
+        """A preset with the guidance and the steps that are asked for, where it has them."""
+        schedule, steps = preset.schedule, self.num_inference_steps
+        guiding = {"negative_prompt": self.negative_prompt, "guidance_scale": self.guidance_scale}
+        own = guiding | {"num_inference_steps": steps}
+        given = [name for name, value in own.items() if value is not None]
+        solved = isinstance(schedule, Teacher | Forcing)
+        if given and not solved:
+            raise ValueError(
+                f"{given[0]} given; only the presets {', '.join(_solved())} have guidance and steps: others have a "
+                "schedule"
+            )
+        if steps is not None and isinstance(schedule, Teacher | Forcing):
+            preset = replace(preset, schedule=replace(schedule, steps=steps))
         return preset if self.guidance_scale is None else replace(preset, guidance_scale=self.guidance_scale)
 
     def size(self, usual: tuple[int, int]) -> tuple[int, int]:
@@ -156,20 +174,37 @@ def check_prompt(text: str) -> None:
         raise ValueError("the prompt is empty; say what is to be seen, or give its embeddings")
 
 
-def latent_frames(num_frames: int, preset: Preset, stride: int, given: int = 0) -> int:
-    """Latent frames of a video: the first is one frame, each later one `stride`, and they are made chunk by chunk."""
-    chunk = preset.chunk_frames or 1
-    step, least = stride * chunk, 1 + stride * (given + chunk - 1)  # the frames of a chunk, and with the first of them
+class Stretch(Protocol):
+    """How latent frames lie in time: a codec, or its config."""
+
+    @property
+    def stride(self) -> int: ...
+
+    @property
+    def first(self) -> int:
+        """Frames of the first latent frame; each later one is `stride` frames."""
+        ...
+
+
+def frames_of(latents: int, codec: Stretch) -> int:
+    """Frames of so many latent ones, from the start of a video."""
+    return codec.first + codec.stride * (latents - 1) if latents else 0
+
+
+def latent_frames(num_frames: int, preset: Preset, codec: Stretch, given: int = 0) -> int:
+    """Latent frames of a video that is made chunk by chunk, behind given latent frames."""
+    chunk, stride = preset.chunk_frames or 1, codec.stride
+    step, least = stride * chunk, frames_of(given + chunk, codec)  # the frames of a chunk, and with the first of them
     odd = (num_frames - least) % step
     if num_frames < least or odd:
         below = max(least, num_frames - odd)
         nearest = f"{least}" if num_frames < least else f"{below} or {below + step}"
         after = f", after {given} given latent frames" if given else ""
         raise ValueError(
-            f"num_frames={num_frames} given; {chunk} latent frames of {stride} frames (the first of 1) are made at a "
-            f"time{after}: the nearest is {nearest}"
+            f"num_frames={num_frames} given; {chunk} latent frames of {stride} frames (the first of {codec.first}) are "
+            f"made at a time{after}: the nearest is {nearest}"
         )
-    return 1 + (num_frames - 1) // stride
+    return 1 + (num_frames - codec.first) // stride
 
 
 def latent_size(height: int, width: int, patch: int, side: int) -> tuple[int, int]:
@@ -182,7 +217,12 @@ def latent_size(height: int, width: int, patch: int, side: int) -> tuple[int, in
     return height // patch, width // patch
 
 
-def _named(rolling: bool | None) -> str:
-    """The presets that work in chunks: with a window, or any."""
-    chunked = {name: one for name, one in presets.PRESETS.items() if one.chunk_frames is not None}
-    return ", ".join(name for name, one in chunked.items() if not rolling or one.window_frames is not None)
+def _named(endless: bool) -> str:
+    """The presets that work in chunks over a cache: with a window or segments, or any."""
+    chunked = {name: one for name, one in presets.PRESETS.items() if not one.sees.whole}
+    return ", ".join(name for name, one in chunked.items() if not endless or one.endless)
+
+
+def _solved() -> list[str]:
+    """The presets of many steps."""
+    return [name for name, one in presets.PRESETS.items() if isinstance(one.schedule, Teacher | Forcing)]

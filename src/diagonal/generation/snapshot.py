@@ -11,7 +11,7 @@ import base64
 import json
 import zlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -211,8 +211,17 @@ def reach(layers: int, places: int) -> int:
 def fingerprint(model: torch.nn.Module) -> str:
     """Tells the weights of models apart: a checksum of a few numbers of every tensor, rounded so that a cast to
     bfloat16 does not matter."""
-    checksum = 0
-    for name, tensor in sorted(model.state_dict().items()):
-        few = tensor.flatten()[:: max(1, tensor.numel() // 16)][:16].float().bfloat16().float().cpu()
-        checksum = zlib.crc32(few.numpy().tobytes(), zlib.crc32(name.encode(), checksum))
-    return f"{checksum:08x}"
+    return checksum((name, a_few(tensor.flatten())) for name, tensor in model.state_dict().items())
+
+
+def a_few(numbers: Tensor) -> Tensor:
+    """At most 16 of many numbers, from all over."""
+    return numbers[:: max(1, numbers.numel() // 16)][:16]
+
+
+def checksum(named: Iterable[tuple[str, Tensor]]) -> str:
+    """Of some numbers of each tensor, by its name."""
+    found = 0
+    for name, few in sorted(named, key=lambda one: one[0]):
+        found = zlib.crc32(few.float().bfloat16().float().cpu().numpy().tobytes(), zlib.crc32(name.encode(), found))
+    return f"{found:08x}"

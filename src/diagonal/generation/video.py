@@ -10,6 +10,7 @@ the same for models of tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,22 +24,26 @@ from diagonal.catalog.names import find
 from diagonal.catalog.variants import DiffusionVariant
 from diagonal.checkpoints.quantize import VIDEO_KINDS, quantize_blocks
 from diagonal.checkpoints.quantize import check as check_kind
-from diagonal.engine.chunks.bidirectional import sample_whole, unipc
 from diagonal.engine.chunks.cache import WindowCache
-from diagonal.engine.chunks.denoise import Chunk, Gaussian, Text, denoise
+from diagonal.engine.chunks.denoise import Chunk, Gaussian, Text, windowed
+from diagonal.engine.chunks.denoisers import Guidance, Whole
 from diagonal.engine.chunks.graphs import ChunkGraphs
-from diagonal.engine.chunks.protocols import DiffusionModel
+from diagonal.engine.chunks.protocols import Denoiser, DiffusionModel
 from diagonal.engine.chunks.rollout import cache_of, frame_tokens, settings_of, window_of
+from diagonal.engine.chunks.segments import segmented
+from diagonal.engine.chunks.sequence import SequenceParallel
+from diagonal.engine.ranks import Ranks
 from diagonal.engine.warm import Warm
 from diagonal.generation import checks
 from diagonal.generation.chunk_session import DECODED, ChunkSession, ChunkSource, PixelDecoder
 from diagonal.generation.components import NONE, VAE, Components
+from diagonal.generation.pipelined import Beginning, Piped, pipelined
 from diagonal.generation.prompts import PromptTrack
-from diagonal.generation.request import Prompts, Request, latent_size, texts
+from diagonal.generation.request import Prompts, Request, frames_of, latent_size, texts
 from diagonal.generation.session import Clip, collect
-from diagonal.planning.denoising import calls
 from diagonal.planning.presets import Preset
 from diagonal.text.encoders import embed
+from diagonal.tokenizers.by_rows import DecoderByRows
 
 OUTPUTS = ("np", "pt", "latent")
 
@@ -48,9 +53,11 @@ class VideoModel:
 
     def __init__(self, name: str, variant: DiffusionVariant, weights: str, parts: Components) -> None:
         self.name, self.variant, self.weights, self.encoder = name, variant, weights, parts.encoder
-        # Modules have the protocols DiffusionModel and VideoCodec; torch's own typing cannot say so.
+        # Modules have the protocols DiffusionModel or ChunkModel, and VideoCodec; torch's own typing cannot say so.
         self.model, self.vae, self.preview = parts.transformer, parts.vae, parts.preview
-        self.warm = Warm[tuple[WindowCache, DiffusionModel]]()  # of the last video, on a GPU
+        self.runner: Any = self.model  # what the engine calls: the model, or it and others on other GPUs
+        self.special = parts.special  # tokens before a caption
+        self.warm = Warm[tuple[tuple[WindowCache, ...], DiffusionModel]]()  # of the last video, on a GPU
         self.quantized: str | None = None  # of quantize.VIDEO_KINDS
         self.sources: tuple[str | Path, ...] = ()  # the checkpoints that its weights were read from
 
@@ -69,6 +76,18 @@ class VideoModel:
             self.warm.clear()
         return self
 
+    def shared_by(self, ranks: Ranks) -> VideoModel:
+        """The same model, computed by all ranks together: chunks by sequence parallelism, frames by rows. A group of
+        one has the model itself."""
+        if ranks.world == 1:
+            return self
+        other = copy(self)
+        other.runner = SequenceParallel(self.model, ranks)
+        other.warm = Warm[tuple[tuple[WindowCache, ...], DiffusionModel]]()
+        if self.vae is not None:
+            other.vae = DecoderByRows(self.vae, ranks)
+        return other
+
     def stream(
         self,
         prompt: str | Sequence[str] | Request,
@@ -85,19 +104,21 @@ class VideoModel:
         given beside it counts more.
         """
         given = {"num_frames": num_frames, "preset": preset, "schedule": schedule, "seed": seed, "decoder": decoder}
-        request = _request(prompt, given)
+        request = _request(prompt, given).named(self.variant.preset)
         how, (height, width) = request.how(), request.size(self.variant.size)
+        checks.check_preset(self.name, self.variant, request)
         codec, config = self._codec(request.decoder), find("tokenizers", self.variant.vae)
         size = latent_size(height, width, config.patch, self.variant.config.patch)
         known = self._given(request)
-        frames = checks.total_latents(request, how, config.stride, 0 if known is None else known.shape[1])
+        frames = checks.total_latents(request, how, config, 0 if known is None else known.shape[1])
         pixels = PixelDecoder(codec, (height, width), self.device, request.batch is not None)
         planned = {0: request.prompt if request.prompt is not None else request.prompt_embeds, **request.prompt_at}
         prompts = PromptTrack({chunk: one for chunk, one in planned.items() if one is not None}, self._embed)
         shape = (request.batch or 1, frames, self.variant.config.channels, *size)
-        make = self._chunked if how.chunk_frames is not None else self._whole
-        given_frames = 0 if known is None else 1 + (known.shape[1] - 1) * config.stride
-        return ChunkSession(make(request, how, known, shape), prompts, pixels, request.num_frames, given_frames)
+        source = self._pipelined if how.pipeline else self._source
+        fresh = how.pipeline and request.image is not None  # a picture is made anew with its chunk
+        given_frames = 0 if known is None or fresh else frames_of(known.shape[1], config)
+        return ChunkSession(source(request, how, known, shape), prompts, pixels, request.num_frames, given_frames)
 
     def generate(
         self,
@@ -136,6 +157,8 @@ class VideoModel:
         """
         if self.quantized:
             raise ValueError(f"{self.name} has weights of {self.quantized}, which are not saved; do not quantise it")
+        if self.runner is not self.model:
+            raise ValueError(f"{self.name} is shared by {self.runner.ranks.world} processes; save the model of one")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         modules = {"transformer": self.model} | ({} if self.vae is None else {"tokenizer": self.vae})
@@ -159,11 +182,14 @@ class VideoModel:
         if clip is None:
             return None
         vae, state = self._codec(VAE), dict[str, Tensor]()
-        checks.check_clip(clip, request.size(self.variant.size), vae.stride, request.batch)
+        checks.check_clip(clip, request.size(self.variant.size), vae, request.batch)
         frames = torch.from_numpy(np.ascontiguousarray(clip)).to(self.device).movedim(-1, -3)
         frames_BTCHW = frames if frames.ndim == 5 else frames[None]
-        later = frames_BTCHW[:, 1:].split(DECODED * vae.stride, dim=1) if frames_BTCHW.shape[1] > 1 else ()
-        latents = torch.cat([vae.encode(part, state) for part in (frames_BTCHW[:, :1], *later)], dim=1).float()
+        if vae.first > 1:  # not causal
+            latents: Tensor = vae.encode(frames_BTCHW).float()
+        else:
+            later = frames_BTCHW[:, 1:].split(DECODED * vae.stride, dim=1) if frames_BTCHW.shape[1] > 1 else ()
+            latents = torch.cat([vae.encode(part, state) for part in (frames_BTCHW[:, :1], *later)], dim=1).float()
         return latents.expand(request.batch or 1, -1, -1, -1, -1)
 
     def _embed(self, prompts: list[Prompts]) -> list[Tensor]:
@@ -182,63 +208,73 @@ class VideoModel:
         rows = rows if rows.ndim == 3 else rows[None]
         return rows.to(self.device, copy=True)
 
-    def _chunked(self, request: Request, how: Preset, known: Tensor | None, shape: tuple[Any, ...]) -> ChunkSource:
-        """A causal video. `shape` is that of all latents; None in it: without end."""
+    def _source(self, request: Request, how: Preset, known: Tensor | None, shape: tuple[Any, ...]) -> ChunkSource:
+        """A video under a preset. `shape` is that of all latents; None in it: without end."""
         batch, frames, channels, *size = shape
-        chunk_frames, given = how.chunk_frames or 1, 0 if known is None else known.shape[1]
+        given, split = 0 if known is None else known.shape[1], how.chunk_frames is None
+        how = how.for_frames(frames)
         noise: Any = Gaussian(request.draw_seeds(), self.device)
         if request.latents is not None:
             noise = _Start(self._noise(request, (batch, frames and frames - given, channels, *size)), noise)
         settings = replace(settings_of(how, noise, size), keep_sink=request.keep_sink)
-        fed = -(-given // chunk_frames)  # calls that feed what the video begins with
+        negative = self._negative(request) if how.guided else None
 
         def chunks(text: Text) -> Iterator[Chunk]:
-            kind, (cache, model) = self._cache(how, shape, request.capture and self.device.type == "cuda")
+            capture = request.capture and self.device.type == "cuda" and how.schedule.lag is None and not how.guided
+            kind, kept = self._caches(how, shape, capture)
+            caches, model = kept
+            guidance = (
+                None if negative is None else Guidance(how.guidance_scale, negative, caches[1] if caches else None)
+            )
+
+            def begin() -> Denoiser:
+                if how.sees.whole:
+                    return Whole(model, settings.size, batch, self.device, guidance)
+                return windowed(model, caches[0], settings, guidance)
+
+            made = segmented(begin, settings, text, how.cut.segments(frames, given), how.overlap_level, known)
             try:
-                yield from denoise(model, cache, settings, text, frames, known)
+                yield from _few(made) if split else made
             finally:
                 if isinstance(model, ChunkGraphs):
-                    self.warm.give(kind, (cache, model))
+                    self.warm.give(kind, kept)
 
-        def made(chunk: Chunk) -> int:
-            return calls(how.schedule, chunk.index) + chunk.changed + (0 if chunk.index else fed)
+        total = None if frames is None else sum(how.calls(frames, given))
+        return ChunkSource(chunks, total, known, not how.sees.whole, 1 + how.guided)
 
-        whole = None if frames is None else range((frames - given) // chunk_frames)
-        total = None if whole is None else fed + sum(calls(how.schedule, index) for index in whole)
-        return ChunkSource(chunks, made, total, known)
+    def _pipelined(self, request: Request, how: Preset, known: Tensor | None, shape: tuple[Any, ...]) -> ChunkSource:
+        """A video whose chunks are denoised together. `shape` is that of all latents; None in it: without end."""
+        batch, frames, channels, *size = shape
+        begins = Beginning(known, request.image is not None)
+        noise: Any = Gaussian(request.draw_seeds(), self.device)
+        if request.latents is not None:
+            new = frames and frames - begins.whole(how.chunk_frames or 1)
+            noise = _Start(self._noise(request, (batch, new, channels, *size)), noise)
+        return pipelined(self.model, Piped(how, frames, (size[0], size[1]), self.special), noise, begins)
 
-    def _cache(
+    def _negative(self, request: Request) -> Tensor:
+        """Embeddings of what a video is guided away from."""
+        (negative,) = self._embed(["" if request.negative_prompt is None else request.negative_prompt])
+        return negative
+
+    def _caches(
         self, how: Preset, shape: tuple[Any, ...], capture: bool
-    ) -> tuple[Hashable, tuple[WindowCache, DiffusionModel]]:
-        """A cache, and the model with its calls on it, captured if asked for: those of the last video, if they fit."""
+    ) -> tuple[Hashable, tuple[tuple[WindowCache, ...], DiffusionModel]]:
+        """Caches, one for each call of a level, and the model with its calls captured if asked for: those of the last
+        video, if they fit."""
         batch, frames, _, *size = shape
+        if how.sees.whole:
+            return None, ((), self.runner)
         window = window_of(how, frames)
         # On a CPU attention is quicker in float32, whatever the weights are.
         dtype = torch.float32 if self.device.type == "cpu" else next(self.model.parameters()).dtype
-        kind = (window, frame_tokens(self.model, size), batch, dtype)
+        kind = (window, frame_tokens(self.runner, size), batch, dtype)
 
-        def make() -> tuple[WindowCache, DiffusionModel]:
-            cache = cache_of(self.model, window, size, batch, self.device, dtype)
-            return cache, ChunkGraphs(self.model, cache) if capture else self.model
+        def make() -> tuple[tuple[WindowCache, ...], DiffusionModel]:
+            caches = [cache_of(self.runner, window, size, batch, self.device, dtype) for _ in range(1 + how.guided)]
+            return tuple(caches), ChunkGraphs(self.runner, caches[0]) if capture else self.runner
 
         return (kind, self.warm.take(kind, make)) if capture else (kind, make())
-
-    def _whole(self, request: Request, how: Preset, known: Tensor | None, shape: tuple[Any, ...]) -> ChunkSource:
-        """All frames at once, with guidance; then handed on a few at a time."""
-        steps = len(how.schedule.levels(0))
-        noise = Gaussian(request.draw_seeds(), self.device)(0, 0, shape)
-        if request.latents is not None:
-            noise = self._noise(request, shape)
-        (negative,) = self._embed(["" if request.negative_prompt is None else request.negative_prompt])
-
-        def chunks(text: Text) -> Iterator[Chunk]:
-            solver = unipc(steps, how.shift, self.device)
-            latents = sample_whole(self.model, solver, text(0), negative, how.guidance_scale, noise)
-            for index, part in enumerate(latents.split(DECODED, dim=1)):
-                yield Chunk(index, DECODED * index, part, changed=False)
-
-        total = 2 * steps  # with the prompt and without
-        return ChunkSource(chunks, lambda chunk: 0 if chunk.index else total, total, changeable=False)
 
     def _noise(self, request: Request, shape: tuple[Any, ...]) -> Tensor:
         """The latents that a request starts from, (B, F, C, rows, cols): one for all, or one each."""
@@ -260,6 +296,14 @@ class _Start:
 
     def __call__(self, chunk: int, step: int, shape: tuple[int, ...]) -> Tensor:
         return self.then(chunk, step, shape) if step else self.first_BFCHW[:, chunk * shape[1] :][:, : shape[1]]
+
+
+def _few(made: Iterator[Chunk]) -> Iterator[Chunk]:
+    """A whole video that was made at once, a few latent frames at a time: so many are decoded together."""
+    for chunk in made:
+        for index, part in enumerate(chunk.latents.split(DECODED, dim=1)):
+            calls = 0 if index else chunk.calls
+            yield Chunk(index, chunk.start + DECODED * index, part, changed=False, calls=calls)
 
 
 def _request(prompt: str | Sequence[str] | Request, given: dict[str, Any]) -> Request:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import importlib
+import zlib
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import asdict, replace
@@ -22,6 +23,7 @@ from torch import Tensor
 from diagonal import checkpoints
 from diagonal.catalog.variants import Variant
 from diagonal.checkpoints.quantize import quantize as quantize_model
+from diagonal.engine.ranks import Ranks
 from diagonal.engine.sampler import Sampler, seeds
 from diagonal.engine.tokens.decode import Video, plans, spans
 from diagonal.engine.tokens.live import LiveDecoder
@@ -31,9 +33,10 @@ from diagonal.generation import checks
 from diagonal.generation.arena import Arena, play_alone
 from diagonal.generation.live import LiveSession
 from diagonal.generation.session import Clip, collect
-from diagonal.generation.snapshot import Snapshot
+from diagonal.generation.snapshot import Snapshot, a_few, checksum, fingerprint
 from diagonal.generation.token_session import TokenSession
 from diagonal.media.video import VideoArray
+from diagonal.models.sharding import Shard, connect, divide, sampled
 from diagonal.planning.decoding import Schedule
 from diagonal.planning.grid import Layout
 from diagonal.planning.plan import Order
@@ -55,6 +58,9 @@ class World:
         self.quantized: str | None = None  # of quantize.KINDS
         self.sources: tuple[str | Path, ...] = ()  # the checkpoints that its weights were read from
         self.warm, self.live = Warm[Runner](), Warm[LiveDecoder]()
+        self.ranks: Ranks | None = None  # the processes that have a shard of the model each
+        self.shard: Shard | None = None  # this one's
+        self._fingerprint: str | None = None  # of the whole, where this is a shard
         self.runner: Any = self.model  # what the engine calls: the model, or the model under a text
         self.actions = cast(ActionSpace, importlib.import_module(f"diagonal.worlds.{variant.actions}"))
 
@@ -75,6 +81,24 @@ class World:
         dtype: torch.dtype = next(self.model.parameters()).dtype
         return torch.float32 if self.device.type == "cpu" else dtype
 
+    def divide(self, ranks: Ranks | None) -> Shard | None:
+        """Cut the model down to the shard of a rank; alone it stays as it is. Its weights may come afterwards."""
+        if ranks is None or ranks.world == 1:
+            return None
+        self.ranks, self.shard = ranks, divide(self.model, self.name, ranks)
+        return self.shard
+
+    def connect(self) -> None:
+        """Let the shards of a divided model sum their parts, once the weights are there."""
+        if self.ranks is not None and self.shard is not None:
+            # Now, as all ranks are asked: later one alone may want to know.
+            self._fingerprint = checksum(sampled(self.model, self.shard, self.ranks, a_few))
+            connect(self.model, self.name, self.ranks)
+
+    def fingerprint(self) -> str:
+        """Tells its weights from others: the same on one GPU and on several."""
+        return fingerprint(self.model) if self._fingerprint is None else self._fingerprint
+
     def layout(self, frames: int) -> Layout:
         """The token sequence of a video of so many frames."""
         return self.variant.layout(frames)
@@ -88,6 +112,9 @@ class World:
             return other
         with torch.device("meta"):
             other.model = other.runner = other.variant.config.build()
+            if self.ranks is not None:
+                divide(other.model, self.name, self.ranks)
+                connect(other.model, self.name, self.ranks)
             if self.quantized:
                 quantize_model(other.model, self.quantized)
         other.model.load_state_dict(self.model.state_dict(), assign=True)
@@ -140,6 +167,8 @@ class World:
         if not self.quantized:
             quantize_model(self.model, kind)
             self.model.eval().requires_grad_(False)
+            if self._fingerprint is not None:
+                self._fingerprint = f"{zlib.crc32(f'{self._fingerprint} {kind}'.encode()):08x}"
             self.quantized, self.warm, self.live = kind, Warm[Runner](), Warm[LiveDecoder]()
         return self
 
@@ -211,7 +240,10 @@ class World:
     ) -> Clip:
         """The whole clip at once; the arguments are those of `stream`."""
         stream = self.stream(prompt, actions, frames=frames, schedule=schedule, sampling=sampling, seed=seed)
-        return collect(stream, stream.batched)
+        clip = collect(stream, stream.batched)
+        if self.ranks is not None:
+            self.ranks.agree(clip.tokens, "the tokens that were drawn")
+        return clip
 
     def play(
         self,
@@ -285,6 +317,8 @@ class World:
         """
         if self.quantized:
             raise ValueError(f"{self.name} has weights of {self.quantized}, which are not saved; do not quantise it")
+        if self.ranks is not None:
+            raise ValueError(f"{self.name} is divided among {self.ranks.world} processes; load it whole to save it")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         modules = {"transformer": self.model, "tokenizer": self.tokenizer}

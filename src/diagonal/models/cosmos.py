@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diagonal.catalog.variants import Variant, WeightMap
+from diagonal.catalog.variants import TensorParallel, Variant, WeightMap
 from diagonal.engine.heads import HeadNorm, Heads, Rope, cos_sin, frequencies, joined
 from diagonal.engine.protocols import CacheSpec
 from diagonal.engine.tokens.protocols import TokenLayerMemory, TokenMemory
@@ -244,6 +245,16 @@ class Cosmos(nn.Module):
         },
         ignore=("{}_extra_state",),
     )
+    tensor_parallel = TensorParallel(
+        column_parallel={
+            "blocks.{}.attention.qkv": ("heads", "kv_heads", "kv_heads"),
+            "blocks.{}.text_attention.q": ("heads",),
+            "blocks.{}.text_attention.kv": ("kv_heads", "kv_heads"),
+            "blocks.{}.mlp.gate_up": ("mlp", "mlp"),
+        },
+        row_parallel=("blocks.{}.attention.out", "blocks.{}.text_attention.out", "blocks.{}.mlp.down"),
+        counts=("blocks.{}.attention.kv_heads",),
+    )
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -255,8 +266,8 @@ class Cosmos(nn.Module):
 
     @property
     def cache_spec(self) -> CacheSpec:
-        config = self.config
-        return CacheSpec(config.layers, config.kv_heads, config.head_dim, config.heads // config.kv_heads)
+        config, attention = self.config, cast(Block, self.blocks[0]).attention
+        return CacheSpec(config.layers, attention.kv_heads, config.head_dim, config.heads // config.kv_heads)
 
     def forward(
         self,

@@ -16,6 +16,7 @@ from diagonal.engine.heads import Rope
 from diagonal.engine.kernels import select, select_latents
 from diagonal.engine.kernels.select_latents import OpenSum as OpenSum
 from diagonal.engine.linear import Activation, DeferredLinear, FusedLinear, Norm
+from diagonal.engine.ranks import Ranks
 
 
 class RMSNorm(nn.Module):
@@ -99,6 +100,25 @@ class Fp8Linear(ScaledRows):
         return select.fp8_linear(x, self.weight, self.scale, self.bias, residual)
 
 
+class RowParallel(nn.Module):
+    """A linear layer of which every rank has some columns, for its part of the inputs: the results are summed.
+
+    The residual and the bias go in on the first rank alone, so the fused kernel of one GPU serves there too, and
+    nothing but the sum over all ranks comes after it.
+    """
+
+    def __init__(self, part: nn.Linear | ScaledRows, ranks: Ranks) -> None:
+        super().__init__()
+        self.part, self.ranks = part, ranks
+        if not ranks.first:
+            part.bias = None
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if residual is None or not self.ranks.first:
+            return self.ranks.reduce(linear(self.part, x))
+        return self.ranks.reduce(add_linear(residual, self.part, x))
+
+
 def linear(layer: nn.Linear | ScaledRows, x: Tensor, act: Activation = None) -> Tensor:
     """f(layer(x)): one kernel where there is one for it."""
     if isinstance(layer, ScaledRows):
@@ -127,9 +147,9 @@ def tied_head(norm: RMSNorm | LayerNorm, embedding: nn.Embedding, x: Tensor) -> 
     return select.linear(x, FusedLinear(embedding.weight, norm=norm.spec))
 
 
-def add_linear(residual: Tensor, layer: nn.Linear | ScaledRows, x: Tensor) -> Tensor:
+def add_linear(residual: Tensor, layer: nn.Linear | ScaledRows | RowParallel, x: Tensor) -> Tensor:
     """residual + layer(x). Where kernels run the residual is then gone: the result is added onto it."""
-    if isinstance(layer, ScaledRows):
+    if isinstance(layer, ScaledRows | RowParallel):
         out: Tensor = layer(x, residual)
         return out
     return select.linear(x, FusedLinear(layer.weight, layer.bias, residual=residual))

@@ -8,10 +8,11 @@ key/value heads (the paper's appendix G says otherwise; docs/papers/diagonal-dec
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 from torch import Tensor, nn
 
-from diagonal.catalog.variants import Variant, WeightMap
+from diagonal.catalog.variants import TensorParallel, Variant, WeightMap
 from diagonal.engine.heads import Heads, Rope
 from diagonal.engine.protocols import CacheSpec
 from diagonal.engine.tokens.protocols import TokenLayerMemory, TokenMemory
@@ -121,6 +122,14 @@ class MCAR(nn.Module):
             "head.weight": ("lm_head.weight",),
         },
     )
+    tensor_parallel = TensorParallel(
+        column_parallel={
+            "blocks.{}.attention.qkv": ("heads", "kv_heads", "kv_heads"),
+            "blocks.{}.mlp.gate_up": ("mlp", "mlp"),
+        },
+        row_parallel=("blocks.{}.attention.out", "blocks.{}.mlp.down"),
+        counts=("blocks.{}.attention.kv_heads",),
+    )
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -132,8 +141,8 @@ class MCAR(nn.Module):
 
     @property
     def cache_spec(self) -> CacheSpec:
-        config = self.config
-        return CacheSpec(config.layers, config.kv_heads, config.head_dim, config.heads // config.kv_heads)
+        config, attention = self.config, cast(Block, self.blocks[0]).attention
+        return CacheSpec(config.layers, attention.kv_heads, config.head_dim, config.heads // config.kv_heads)
 
     def _rope(self, slots_S: Tensor) -> Rope:
         return rope_1d(slots_S, self.config.head_dim, self.config.theta)

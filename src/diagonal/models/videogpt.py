@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from diagonal.catalog.variants import State, Variant, WeightMap
+from diagonal.catalog.variants import State, TensorParallel, Variant, WeightMap
 from diagonal.engine.heads import Heads
 from diagonal.engine.protocols import CacheSpec
 from diagonal.engine.tokens.protocols import SparseMemory, TokenLayerMemory, TokenMemory
@@ -194,6 +194,15 @@ class VideoGPT(nn.Module):
         ),
         beside="vqvae.",
     )
+    tensor_parallel = TensorParallel(
+        column_parallel={
+            "blocks.{}.attn.qkv": ("heads", "heads", "heads"),
+            **{f"blocks.{{}}.enc_attn.w_{part}s": ("heads",) for part in "qkv"},
+            "blocks.{}.fc_block.0": ("heads",),
+        },
+        row_parallel=("blocks.{}.attn.fc", "blocks.{}.enc_attn.fc", "blocks.{}.fc_block.2"),
+        counts=("blocks.{}.attn.heads", "blocks.{}.enc_attn.heads"),
+    )
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -213,8 +222,8 @@ class VideoGPT(nn.Module):
 
     @property
     def cache_spec(self) -> CacheSpec:
-        config = self.config
-        return CacheSpec(config.layers, config.heads, config.width // config.heads, group=1, sparse=config.sparse)
+        config, attention = self.config, cast(Block, self.blocks[0]).attn
+        return CacheSpec(config.layers, attention.heads, attention.head_dim, group=1, sparse=config.sparse)
 
     def forward(
         self,
@@ -310,11 +319,8 @@ def fit(config: Config, state: Mapping[str, Tensor], settings: Mapping[str, Any]
     if not shapes.keys() >= {table, "fc_in.weight", *(f"{positions}.emb.d_{axis}" for axis in range(3))}:
         return config  # no VideoGPT prior: loading it will say what is missing
     frames, rows, cols = (shapes[f"{positions}.emb.d_{axis}"][0] for axis in range(3))
-    norms = (
-        r"blocks\.\d+\.pre_fc_norm\.\w+(\.weight)?"
-        if own
-        else r"attn_stack\.attn_nets\.\d+\.pre_fc_norm\.\w+(\.weight)?"
-    )
+    blocks = r"blocks\.\d+" if own else r"attn_stack\.attn_nets\.\d+"
+    norms = blocks + r"\.pre_fc_norm\.\w+(\.weight)?"
     heads, attention = settings.get("args.heads"), settings.get("args.attn_type")
     pictures = "picture_positions" if own else "cond_pos_embd"
     given, *sides = (shapes.get(f"{pictures}.emb.d_{axis}", (0,))[0] for axis in range(3))

@@ -12,11 +12,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
-from diagonal.catalog.variants import State, Variant, WeightMap
+from diagonal.catalog.variants import State, TensorParallel, Variant, WeightMap
 from diagonal.engine.heads import Heads
 from diagonal.engine.protocols import CacheSpec
 from diagonal.engine.tokens.protocols import TokenLayerMemory, TokenMemory
@@ -163,6 +163,11 @@ class WHAM(nn.Module):
         keys={"blocks.{}": ("transformer.h.{}",), "{}": ("transformer.{}",)},
         ignore=("lm_head.weight",),  # the embedding once more
     )
+    tensor_parallel = TensorParallel(
+        column_parallel={"blocks.{}.attn.c_attn": ("heads", "heads", "heads"), "blocks.{}.mlp.c_fc": ("heads",)},
+        row_parallel=("blocks.{}.attn.c_proj", "blocks.{}.mlp.c_proj"),
+        counts=("blocks.{}.attn.heads",),
+    )
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -177,8 +182,8 @@ class WHAM(nn.Module):
 
     @property
     def cache_spec(self) -> CacheSpec:
-        config = self.config
-        return CacheSpec(config.layers, config.heads, config.width // config.heads, group=1)
+        attention = cast(Block, self.blocks[0]).attn
+        return CacheSpec(self.config.layers, attention.heads, attention.head_dim, group=1)
 
     def forward(self, tokens_BS: Tensor, slots_S: Tensor, memory: TokenMemory, keep: Tensor | None = None) -> Tensor:
         x_BSM = look_up(self.wte, tokens_BS) + look_up(self.wpe, slots_S)

@@ -9,9 +9,9 @@ import dataclasses
 import importlib
 import re
 from collections.abc import Sequence
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
-Value = int | float | bool | str
+Value = int | float | bool | str | None
 NUMBERS: dict[object, tuple[str, type[int] | type[float], str]] = {
     int: (r"-?[0-9]{1,9}", int, "a whole number"),
     float: (r"-?[0-9]{1,9}(\.[0-9]{1,9})?", float, "a number"),
@@ -58,7 +58,9 @@ def _value(kind: object, text: str, spec: str) -> Value:
     words = {"true": True, "on": True, "false": False, "off": False}
     if kind is bool and text.lower() in words:
         return words[text.lower()]
-    # A field that may be None is a whole number where it is given.
+    if text.lower() == "none" and type(None) in get_args(kind):
+        return None
+    # A field that may be None is otherwise a whole number where it is given.
     form, number, what = NUMBERS.get(kind, NUMBERS[int])
     if kind is not bool and re.fullmatch(form, text):
         return number(text)

@@ -13,12 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from diagonal.planning.denoising import ChunkSchedule, is_steps, parse
+from diagonal.planning.denoising import ChunkSchedule, is_steps, parse, spec
 from diagonal.planning.denoising.diagonal import Diagonal
 from diagonal.planning.denoising.even import Even
 from diagonal.planning.denoising.explicit import Explicit
-from diagonal.planning.denoising.noise import CLEAN, LAST
+from diagonal.planning.denoising.forcing import Forcing
+from diagonal.planning.denoising.noise import CLEAN, LAST, START
+from diagonal.planning.denoising.quadratic import A_QUARTER, Quadratic
 from diagonal.planning.denoising.teacher import Teacher
+from diagonal.planning.lag import SEES_ALL, Sees
+from diagonal.planning.passes import DISTILLED, GUIDED, PIPELINES, pipeline_calls
+from diagonal.planning.segments import Cut
+
+RENOISE, UNIPC, UNIPC_IN_PLACE, EULER = "renoise", "unipc", "unipc-in-place", "euler"
+SOLVERS = (RENOISE, UNIPC, UNIPC_IN_PLACE, EULER)
+WHOLE = Sees(whole=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,12 @@ class Preset:
     sink_frames: int = 0  # the first of the video, which stay in the window
     relative_rope: bool = False  # positions are counted in the window, so that no video is too long for them
     guidance_scale: float = 1.0  # 1: without classifier-free guidance
+    sees: Sees = SEES_ALL  # what a chunk sees of what the window holds, or of the whole video
+    solver: str = RENOISE  # between levels: of SOLVERS, see `engine.chunks.solvers`
+    pipeline: str = ""  # of PIPELINES: how chunks that are in a call together are guided, each at its own level
+    segment_frames: int | None = None  # longer videos are made in segments, each with positions from 0; None: in one
+    overlap_frames: int = 0  # latent frames that a segment begins with, from the end of the one before
+    overlap_level: float = 0.0  # as the model is shown them, a timestep: a little noise hides the seam
 
     def __post_init__(self) -> None:
         if self.chunk_frames is not None and self.chunk_frames < 1:
@@ -45,6 +60,67 @@ class Preset:
             )
         if self.window_frames is None and (self.sink_frames or self.relative_rope):
             raise ValueError("a sink or relative positions given without a window; they need one")
+        if self.relative_rope and self.schedule.lag is not None:
+            raise ValueError("a lag given with relative positions: chunks that overlap have no one place of the sink")
+        if self.solver not in SOLVERS:
+            raise ValueError(f"solver {self.solver!r} is not known; known: {', '.join(SOLVERS)}")
+        if self.solver in (UNIPC, UNIPC_IN_PLACE) and not isinstance(self.schedule, Teacher | Forcing):
+            raise ValueError(
+                f"schedule {spec(self.schedule)!r} given; presets with a solver take a number of steps, such as 30, or "
+                "forcing:steps=30,lag=5"
+            )
+        if self.pipeline not in ("", *PIPELINES):
+            raise ValueError(f"pipeline {self.pipeline!r} is not known; known: {', '.join(PIPELINES)}")
+        if self.pipeline and not (isinstance(self.schedule, Quadratic) and self.sees.reach and self.solver == EULER):
+            raise ValueError(
+                f"schedule {spec(self.schedule)!r} given; a pipeline takes a number of steps, such as 16, or "
+                "quadratic:steps=16,lag=4, straight steps, and chunks that see a number of others"
+            )
+        self._check_segments()
+
+    def _check_segments(self) -> None:
+        chunk, segment = self.chunk_frames or 1, self.segment_frames
+        new = None if segment is None else segment - self.overlap_frames
+        if new is not None and (self.overlap_frames < 1 or new < 1 or new % chunk or (segment or 0) % chunk):
+            raise ValueError(
+                f"segments of {segment} latent frames that begin with {self.overlap_frames} of the one before given; "
+                f"both the segment and what is new of it must be chunks of {chunk}"
+            )
+        if not 0 <= self.overlap_level < START:
+            raise ValueError(f"an overlap at timestep {self.overlap_level:g} given; it must be 0 (clean) to 1000")
+
+    @property
+    def cut(self) -> Cut:
+        """How a video is cut into segments and chunks. One that is denoised all at once is a chunk of its own: see
+        `for_frames`."""
+        return Cut(self.chunk_frames or 1, self.segment_frames, self.overlap_frames)
+
+    def for_frames(self, frames: int | None) -> Preset:
+        """The same for a video of so many latent frames: all of them are one chunk, where there are no smaller ones."""
+        return self if self.chunk_frames is not None or frames is None else replace(self, chunk_frames=frames)
+
+    def calls(self, frames: int, given: int = 0) -> list[int]:
+        """Model calls for each chunk of a video of so many latent frames, so many of which are given."""
+        own = self.for_frames(frames)
+        if self.pipeline:
+            return pipeline_calls(self.pipeline, self.schedule, own.sees, *self._chunks(frames, given))
+        return [(1 + self.guided) * count for count in own.cut.calls(self.schedule, self.sees, frames, given)]
+
+    def _chunks(self, frames: int, given: int) -> tuple[int, int]:
+        """New chunks of a video of so many latent frames, and whole ones that are given."""
+        size = self.chunk_frames or frames
+        return frames // size - given // size, given // size
+
+    @property
+    def endless(self) -> bool:
+        """Whether a video may have no end: what chunks see is limited."""
+        limited = (self.window_frames, self.segment_frames, self.pipeline or None)
+        return any(one is not None for one in limited)
+
+    @property
+    def guided(self) -> bool:
+        """Whether each level takes two calls: with the prompt and without."""
+        return self.guidance_scale != 1.0
 
     @property
     def shift(self) -> float:
@@ -55,15 +131,17 @@ class Preset:
         """The same with another schedule, of this shift if the text gives none.
 
         Digits alone are steps in the preset's own spacing (even ones where it has a list): 4444444 of `self-forcing`
-        is 1000, 937.5, 833.33, 625 for each chunk. Of `wan` they are the number of steps: 50.
+        is 1000, 937.5, 833.33, 625 for each chunk. Of `wan`, `skyreels` and `magi` they are the number of steps.
         """
         schedule = self.schedule
         if not is_steps(text):
             named = parse(text)
             return replace(self, schedule=named if "shift=" in text else _with_shift(named, self.shift))
         steps = text.strip()
-        if isinstance(schedule, Teacher):
-            return replace(self, schedule=Teacher(int(steps), self.shift))
+        if isinstance(schedule, Quadratic):
+            return replace(self, schedule=replace(schedule, steps=int(steps), lag=A_QUARTER))
+        if isinstance(schedule, Teacher | Forcing):
+            return replace(self, schedule=replace(schedule, steps=int(steps)))
         if isinstance(schedule, Diagonal):
             return replace(self, schedule=replace(schedule, steps=steps))
         context = schedule.context if isinstance(schedule, Even | Explicit) else CLEAN
@@ -73,12 +151,31 @@ class Preset:
         """The same with another level at which later chunks see this one: `clean`, 100 (before the shift), t100 (after
         it), or where the schedule has it, `last`."""
         if not isinstance(self.schedule, Diagonal | Even | Explicit):
-            raise ValueError(f"context {text!r} given; the schedule has no chunks that later ones could see")
+            raise ValueError(f"context {text!r} given; {spec(self.schedule)} has no other than its own")
         return replace(self, schedule=replace(self.schedule, context=text))
 
 
 def _with_shift(schedule: Any, shift: float) -> ChunkSchedule:
     return cast(ChunkSchedule, replace(schedule, shift=shift))
+
+
+# SkyReels-V2, as diffusers masks it: a chunk of 5 latent frames begins 5 steps after the one before, over a cache of
+# finished ones. Videos of more than 97 frames are segments that begin with the last 17 frames of the one before.
+_SKYREELS = Preset(
+    Forcing(),
+    chunk_frames=5,
+    guidance_scale=6.0,
+    solver=UNIPC_IN_PLACE,
+    segment_frames=25,
+    overlap_frames=5,
+    overlap_level=20.0,
+)
+
+
+def _magi(steps: int, pipeline: str) -> Preset:
+    """MAGI-1: four chunks of 6 latent frames in a call, over one finished one. At first a chunk sees four before it."""
+    sees = Sees(reach=(5, 4, 3, 2), context_reach=1)
+    return Preset(Quadratic(steps), chunk_frames=6, sees=sees, solver=EULER, pipeline=pipeline)
 
 
 PRESETS = {
@@ -88,7 +185,14 @@ PRESETS = {
     # Causal-Forcing's models of one latent frame. Those of one step are run with 41.
     "frame-wise": Preset(Even("42"), chunk_frames=1),
     "causvid": Preset(Explicit("t1000-t757-t522", shift=8.0)),
-    "wan": Preset(Teacher(), chunk_frames=None, guidance_scale=6.0),
+    "wan": Preset(Teacher(), chunk_frames=None, guidance_scale=6.0, sees=WHOLE, solver=UNIPC),
+    "skyreels": _SKYREELS,
+    "magi": _magi(64, GUIDED),
+    "magi-24b": _magi(32, GUIDED),
+    "magi-distilled": _magi(16, DISTILLED),
+    "skyreels-full": replace(_SKYREELS, sees=WHOLE),  # as its authors run it: all latents in every call
+    # Their other mode: all latents at one level, in videos of any length that the model can see at once.
+    "skyreels-sync": Preset(Teacher(30), chunk_frames=None, guidance_scale=6.0, sees=WHOLE, solver=UNIPC_IN_PLACE),
 }
 
 

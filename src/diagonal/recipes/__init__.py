@@ -5,7 +5,8 @@
     distill()   -> Chain        the stages that end in a distilled student
 
 `diagonal train ... --recipe doom` is `diagonal.recipes.doom.recipe()`. Sizes of data and models, steps and seeds are
-the recipe's; the code that trains knows none of them.
+the recipe's; the code that trains knows none of them. The folder `questions` has the papers' open questions, as tables
+of such runs.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def _call(name: str, kind: str, lacking: str) -> Any:
 
 
 def _modules() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg)
 
 
 def _functions(module: str) -> dict[str, Any]:

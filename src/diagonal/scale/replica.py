@@ -62,6 +62,7 @@ class ServeArgs(BaseModel):
             token=self.token,
             origins=tuple(self.origins),
             seats=self.seats,
+            jobs=False,  # a client would ask another replica for its video
             snapshots=self.snapshots,
             marking=Marking(identity, watermark=False),
             keep=StoreLimits(every=self.snapshot_every, seconds=self.snapshot_seconds),

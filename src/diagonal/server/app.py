@@ -47,10 +47,12 @@ def create_app(settings: Settings, models: Mapping[str, Served]) -> FastAPI:
     async def running(app: FastAPI) -> AsyncIterator[None]:
         house.start()
         try:
-            jobs.start()
+            if settings.jobs:
+                jobs.start()
             yield
             await house.say_goodbye("the server stops")
-            await asyncio.to_thread(jobs.stop)
+            if settings.jobs:
+                await asyncio.to_thread(jobs.stop)
         finally:
             house.stop()
 
@@ -79,7 +81,7 @@ def _routes(app: FastAPI, house: House, desk: Desk) -> None:
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> str:
         """Counters for Prometheus."""
-        return house.metrics() + desk.metrics()
+        return house.metrics() + (desk.metrics() if house.settings.jobs else "")
 
     @app.get("/v1/models/{model:path}/starts/{start}")
     async def start(model: str, start: str) -> Response:

@@ -7,11 +7,9 @@ from typing import Any
 
 from diagonal.catalog.names import find
 from diagonal.catalog.variants import DiffusionVariant
-from diagonal.generation.request import Request
+from diagonal.generation.request import Request, Stretch, frames_of
 from diagonal.planning.presets import PRESETS
 from diagonal.server.settings import Limits
-
-PRESET = "diagonal-distillation"  # how models are run here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +42,9 @@ class Asked:
         given: dict[str, Any] = {
             name: value for name, value in asdict(self).items() if name in own and value is not None
         }
-        return Request(prompt=self.prompt, preset=PRESET, num_frames=frames, height=height, width=width, **given)
+        return Request(
+            prompt=self.prompt, preset=variant.preset, num_frames=frames, height=height, width=width, **given
+        )
 
     def _frames(self, variant: DiffusionVariant, usual: int) -> int:
         if self.num_frames is not None and self.seconds is not None:
@@ -56,16 +56,16 @@ class Asked:
 
 def nearest(variant: DiffusionVariant, frames: float) -> int:
     """The length nearest to this that can be made, for videos are made in chunks."""
-    chunk, stride = _chunks(variant)
-    return 1 + stride * (chunk * max(1, round(((frames - 1) / stride + 1) / chunk)) - 1)
+    chunk, codec = _chunks(variant)
+    return frames_of(chunk * max(1, round(((frames - codec.first) / codec.stride + 1) / chunk)), codec)
 
 
 def longest(variant: DiffusionVariant, most: int) -> int:
     """The longest video that can be made of at most so many frames."""
-    chunk, stride = _chunks(variant)
-    return 1 + stride * (chunk * max(1, ((most - 1) // stride + 1) // chunk) - 1)
+    chunk, codec = _chunks(variant)
+    return frames_of(chunk * max(1, ((most - codec.first) // codec.stride + 1) // chunk), codec)
 
 
-def _chunks(variant: DiffusionVariant) -> tuple[int, int]:
-    """Latent frames of a chunk, and frames of each latent one."""
-    return PRESETS[PRESET].chunk_frames or 1, int(find("tokenizers", variant.vae).stride)
+def _chunks(variant: DiffusionVariant) -> tuple[int, Stretch]:
+    """Latent frames of a chunk, and how these lie in time."""
+    return PRESETS[variant.preset].chunk_frames or 1, find("tokenizers", variant.vae)

@@ -48,6 +48,7 @@ class Settings:
     data: Path | None = None  # the folder of all that is written; None: one that goes with the server
     snapshots: str | None = None  # folder or address where sessions are kept; None: in `data`, if that is given
     marking: Marking = UNMARKED  # of all videos that are written; the command has them signed
+    jobs: bool = True  # whether videos are made in the background; servers that share their clients do not share jobs
     limits: Limits = field(default_factory=Limits)
     keep: StoreLimits = field(default_factory=StoreLimits)  # of the snapshots of sessions
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from diagonal.checkpoints import save_tensors
 from diagonal.media.files import atomic
 from diagonal.text import bag_of_words as words
-from diagonal.text import umt5
+from diagonal.text import deepfloyd, umt5
 
 KEY = "prompt_embeds"  # names the embeddings where a file may hold several tensors, as in diffusers
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -51,12 +51,16 @@ class Encoder:
     width: int
     dtype: torch.dtype = torch.bfloat16
     tidy: bool = False  # texts are cleaned first, as they were for the model that reads the embeddings
+    clean: Callable[[str], str] | None = None  # in another way than `tidied`
     folders: tuple[str, str] = ("", "")  # of the tokenizer and of the encoder within the source
 
 
 ENCODERS = {
     "t5-11b": Encoder("google-t5/t5-11b", length=512, width=1024),
     "umt5-xxl": Encoder("google/umt5-xxl", length=512, width=4096, tidy=True),
+    "t5-v1.1-xxl": Encoder(
+        "DeepFloyd/t5-v1_1-xxl", length=800, width=4096, dtype=torch.float32, tidy=True, clean=deepfloyd.cleaned
+    ),
     "doom": Encoder(CAPTIONS, length=32, width=words.WIDTH, dtype=torch.float32),
     "hash": Encoder(HASH, length=16, width=48, dtype=torch.float32, tidy=True),  # for tests and demonstrations
 }
@@ -73,7 +77,7 @@ def embed(
     """
     if isinstance(texts, str) or not texts:
         raise ValueError(f"texts are {texts!r}; a list of at least one is needed")
-    texts = [tidied(text) for text in texts] if encoder.tidy else texts
+    texts = [_given(text, encoder) for text in texts]
     if encoder.source in OWN:
         return torch.stack([OWN[encoder.source](text, encoder) for text in texts]).to(device)
     files = _files(texts, encoder, cache)
@@ -92,7 +96,7 @@ def prepare(
     """
     if encoder.source in OWN:
         return
-    files = _files([tidied(text) for text in texts] if encoder.tidy else texts, encoder, cache)
+    files = _files([_given(text, encoder) for text in texts], encoder, cache)
     new = {text: file for text, file in files.items() if _cached(file, encoder) is None}
     for done, _ in enumerate(_keep(new, encoder, torch.device(device)), len(files) - len(new) + 1):
         yield done
@@ -115,6 +119,11 @@ def _keep(files: dict[str, Path], encoder: Encoder, device: torch.device) -> Ite
         yield text, rows_LC
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the encoder's memory, for other uses than PyTorch's too
+
+
+def _given(text: str, encoder: Encoder) -> str:
+    """A text as the encoder is given it."""
+    return (encoder.clean or tidied)(text) if encoder.tidy else text
 
 
 def tidied(text: str) -> str:

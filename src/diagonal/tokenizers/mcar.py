@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diagonal.catalog.variants import WeightMap
 from diagonal.tokenizers.norm import NormSiLU
+
+COMMITMENT = 0.25  # how much the encoder's vectors are drawn to the codes, beside the codes to them
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,18 @@ class VQTokenizer(nn.Module):
         with torch.inference_mode():
             ids_NHW = self.nearest(self.vq.quant_conv(self.vq.encoder(pixels)))
         return ids_NHW.reshape(batch, frames, *ids_NHW.shape[1:]).clone()
+
+    def forward(self, pixels_NCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """Frames in [-1, 1] to their reconstructions, and what the codebook asks for: with z the encoder's vectors and
+        e the nearest codes, |sg(z) - e|^2 + 0.25 |z - sg(e)|^2. Gradients pass from the codes to z as they are."""
+        z_NCHW = self.vq.quant_conv(self.vq.encoder(pixels_NCHW)).float()
+        with torch.no_grad():
+            ids_NHW = self.nearest(z_NCHW)
+        codes = self.vq.quantize.embedding(ids_NHW).permute(0, 3, 1, 2)
+        asked = F.mse_loss(codes, z_NCHW.detach()) + COMMITMENT * F.mse_loss(z_NCHW, codes.detach())
+        passed = z_NCHW + (codes - z_NCHW).detach()
+        made: Tensor = self.vq.decoder(self.vq.post_quant_conv(passed))
+        return made, asked
 
     def nearest(self, latents_NCHW: Tensor) -> Tensor:
         """Index of the closest codebook vector at each place, (N, rows, cols)."""

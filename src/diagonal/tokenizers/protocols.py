@@ -47,6 +47,12 @@ class VideoTokenizer(Compression, Protocol):
 class VideoCodec(Compression, Protocol):
     """Pixels to latents and back: numbers, not ids. `config.latent` is their number at each place."""
 
+    @property
+    def first(self) -> int:
+        """Frames of a video's first latent frame: 1, or `stride` where it is like all others. Of such a codec clips are
+        encoded whole, and decoded in whole tiles."""
+        ...
+
     def encode(self, video_BTCHW: Tensor) -> Tensor:
         """Latents (B, latent frames, C, rows, cols), normalised as a denoiser takes them."""
         ...

@@ -64,6 +64,10 @@ class Config:
     def stride(self) -> int:
         return prod(self.growth)
 
+    @property
+    def first(self) -> int:
+        return 1
+
     def build(self) -> TAEHV:
         return TAEHV(self)
 
@@ -194,6 +198,10 @@ class TAEHV(nn.Module):
     @property
     def stride(self) -> int:
         return self.config.stride
+
+    @property
+    def first(self) -> int:
+        return self.config.first
 
     @property
     def dtype(self) -> torch.dtype:

@@ -89,6 +89,10 @@ class Config:
     def stride(self) -> int:
         return int(2 ** sum(self.time))
 
+    @property
+    def first(self) -> int:
+        return 1
+
     def build(self) -> WanVAE:
         return WanVAE(self)
 
@@ -287,6 +291,10 @@ class WanVAE(nn.Module):
     @property
     def stride(self) -> int:
         return self.config.stride
+
+    @property
+    def first(self) -> int:
+        return self.config.first
 
     def encode(self, video_BTCHW: Tensor, state: MutableMapping[str, Tensor] | None = None) -> Tensor:
         """Latents (B, F, C, rows, cols) of a clip in one call; with a `state`, empty at first, of its next frames."""

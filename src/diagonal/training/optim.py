@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
@@ -56,7 +57,7 @@ class Muon(torch.optim.Optimizer):
         ahead = torch._foreach_lerp(grads, buffers, group["momentum"])
         torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         stacks: dict[Any, list[int]] = defaultdict(list)
-        matrices = [one.flatten(1) for one in ahead]
+        matrices = [_whole(one).flatten(1) for one in ahead]
         for index, matrix in enumerate(matrices):
             stacks[matrix.shape, matrix.dtype].append(index)
         for ((rows, cols), dtype), chosen in stacks.items():
@@ -64,8 +65,20 @@ class Muon(torch.optim.Optimizer):
             # Contiguous as the weights are: else a GPU adds them one by one.
             each = made.to(dtype, memory_format=torch.contiguous_format).unbind()
             moved = [parameters[index] for index in chosen]
-            changes = [one.view(parameter.shape) for one, parameter in zip(each, moved, strict=True)]
+            changes = [_like(parameter, one.view(parameter.shape)) for one, parameter in zip(each, moved, strict=True)]
             torch._foreach_add_(moved, changes, alpha=-group["lr"] * math.sqrt(max(1.0, rows / cols)))
+
+
+def _whole(one: Tensor) -> Tensor:
+    """A matrix of which each process may have some rows: gathered, for all of it decides which rotation is near."""
+    return one.full_tensor() if isinstance(one, DTensor) else one
+
+
+def _like(parameter: Tensor, change: Tensor) -> Tensor:
+    """The rows of a change that belong to this process's rows of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return change
+    return distribute_tensor(change, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 def matrices_and_rest(module: nn.Module, inside: str) -> tuple[list[nn.Parameter], list[nn.Parameter]]:

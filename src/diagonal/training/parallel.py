@@ -13,15 +13,13 @@ and can be taken up by any number.
 
 from __future__ import annotations
 
-import atexit
-import gc
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +35,18 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
+from diagonal import checkpoints
+from diagonal.engine.ranks import found, mesh_of, process_group
 from diagonal.media.files import atomic
-from diagonal.training.latents.diffusion import BatchShard
-from diagonal.training.loop import EMA, POINTER, Task, unwritten
+from diagonal.training.batch import BatchShard, at_once
+from diagonal.training.loop import CHECKPOINT, EMA, POINTER, Task, unwritten
+from diagonal.training.stages import Line, Stage
+
+PATIENCE = timedelta(days=7)  # that processes wait for one which records or writes alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,17 @@ class Group:
 
     mesh: DeviceMesh
     device: torch.device
+    waiting: Any = None  # the group of `wait`
+
+    @property
+    def world(self) -> int:
+        """How many there are."""
+        return dist.get_world_size()
+
+    def wait(self) -> None:
+        """Go on when all are here, however long one of them works alone."""
+        if self.world > 1:
+            dist.barrier(self.waiting)
 
     @property
     def writes(self) -> bool:
@@ -87,6 +101,8 @@ class Group:
 
     def load(self, task: Task, ema: EMA, folder: Path) -> int:
         if not (folder / POINTER).exists():
+            if (folder / CHECKPOINT).exists():
+                raise ValueError(f"{folder} was begun by one process without torchrun; go on with one, or begin anew")
             return 0
         newest = json.loads((folder / POINTER).read_text())
         state = _state(task, ema)
@@ -112,33 +128,56 @@ def _state(task: Task, ema: EMA) -> dict[str, Any]:
 def processes(device: torch.device, replicas: int = 1) -> Iterator[Group]:
     """The processes that torchrun started, or this one alone. Weights are sharded over all of them, or within each of
     `replicas` groups that hold them all (hybrid: of several machines, only gradients cross between them)."""
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    _, world = found()
     if world % replicas:
         raise ValueError(f"{replicas} replicas given for {world} processes; they must divide them")
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        torch.cuda.set_device(device)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    if "MASTER_ADDR" in os.environ:
-        dist.init_process_group(backend, rank=rank, world_size=world)
-    else:
-        dist.init_process_group(backend, rank=rank, world_size=world, store=dist.HashStore())  # type: ignore[attr-defined]
     shape, names = ((replicas, world // replicas), ("replica", "shard")) if replicas > 1 else ((world,), ("shard",))
     with ExitStack() as end:
-        end.callback(dist.destroy_process_group)
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
-        end.callback(_let_go, mesh)
+        own = end.enter_context(process_group(device))
+        mesh = end.enter_context(mesh_of(own, shape, names))
         end.enter_context(warnings.catch_warnings())
         # Outputs that are views are fine: nothing here is changed in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-        yield Group(mesh, device)
+        yield Group(mesh, own, dist.new_group(backend="gloo", timeout=PATIENCE) if world > 1 else None)
 
 
-def _let_go(mesh: DeviceMesh) -> None:
-    """End the threads of the mesh's groups before Python ends. PyTorch's caches keep the mesh, and the mesh its groups;
-    a thread of Gloo that lets go of its last tensor while Python ends aborts the process."""
-    vars(mesh).get("_pg_registry", {}).clear()
-    atexit.register(gc.collect)
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How a stage's work is shared: by which processes (None: one alone, without a group), in how many parts."""
+
+    group: Group | None = None
+    accumulate: int = 1
+
+    @property
+    def world(self) -> int:
+        """How many processes share it."""
+        return 1 if self.group is None else self.group.world
+
+    def batch_shard(self, batch: int) -> BatchShard:
+        """This process's samples of a batch, and how many of them at a time."""
+        size = at_once(batch, self.world, self.accumulate)
+        return BatchShard(micro_batch=size) if self.group is None else self.group.batch_shard(size)
+
+    def by_first(self, stage: Stage) -> Stage:
+        """A stage that one process does, while the others wait."""
+        group = self.group
+        if group is None or group.world == 1:
+            return stage
+
+        def lines(inputs: Any) -> Iterator[Line]:
+            group.wait()  # until all have seen that it is not done
+            if group.writes:
+                yield from stage.run(inputs)
+            group.wait()
+
+        return replace(stage, run=lines, inputs=stage.inputs if group.writes else lambda: None)
+
+    def save(self, part: str, module: nn.Module, path: Path, metadata: dict[str, str]) -> None:
+        """Write a trained module as safetensors: gathered, where it is sharded."""
+        if self.group is None:
+            checkpoints.save({part: module}, path, metadata)
+        else:
+            save_whole(part, module, path, metadata, self.group)
 
 
 def shard(module: Any, mesh: DeviceMesh) -> None:
@@ -152,7 +191,45 @@ def shard(module: Any, mesh: DeviceMesh) -> None:
     register_fsdp_forward_method(module, "embed_text")
 
 
+def shard_world(module: Any, mesh: DeviceMesh) -> None:
+    """Shard a token world's weights: a block's are gathered while it runs, the rest while the model does. On a GPU
+    blocks are compiled, inside of what gathers them."""
+    for block in module.blocks:
+        if mesh.device_type == "cuda":
+            block.forward = torch.compile(block.forward, dynamic=False)
+        fully_shard(block, mesh=mesh)
+    fully_shard(module, mesh=mesh, reshard_after_forward=True)
+
+
+def shard_tokenizer(module: Any, mesh: DeviceMesh) -> None:
+    """Shard a tokenizer's weights, which are gathered as one."""
+    if mesh.device_type == "cuda":
+        module.forward = torch.compile(module.forward, dynamic=False)
+    fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    for method in ("encode", "decode"):
+        register_fsdp_forward_method(module, method)
+
+
 def gathered(module: nn.Module) -> dict[str, Tensor]:
     """All weights of a sharded model, on the CPU of the first process: what is shipped."""
     state = get_model_state_dict(module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def save_whole(part: str, module: nn.Module, path: Path, metadata: dict[str, str], group: Group) -> None:
+    """Write a trained module as safetensors, gathered from all processes, by the first of them."""
+    whole = gathered(module)
+    if group.writes:
+        checkpoints.save({part: _Held(whole)}, path, metadata)
+    dist.barrier()
+
+
+class _Held(nn.Module):
+    """Weights without a network."""
+
+    def __init__(self, state: dict[str, Tensor]) -> None:
+        super().__init__()
+        self._held = state
+
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:  # type: ignore[override]
+        return self._held

@@ -76,6 +76,7 @@ class Recipe:
     diagonal: WorldRecipe  # the full one
     judge: JudgeRecipe | None
     held_out_episode: int  # frames of a held-out episode: as long as the longest rollout that is judged
+    tuned: bool = False  # its tokenizer was trained before, on other pictures, and is fine-tuned
 
     @property
     def held_out_seed(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from diagonal.media.files import atomic
-from diagonal.training.loop import CURVE, Task, claim, fit, refuse_other
+from diagonal.training.loop import CURVE, Store, Task, claim, fit, refuse_other
 
 Line = dict[str, Any]
 MODEL = "model.safetensors"  # what a stage that trains leaves
@@ -85,11 +85,19 @@ def _lines(stage: Stage) -> Iterator[Line]:
         check_gate(stage.folder, stage.gate)
 
 
-def training(name: str, how: Any, folder: Path, task: Callable[[], Task], keep: Callable[[Any], None]) -> Stage:
-    """A stage that trains by a part of a recipe: `task` makes what is trained, `keep` writes its weights to MODEL."""
+def training(
+    name: str,
+    how: Any,
+    folder: Path,
+    task: Callable[[], Task],
+    keep: Callable[[Any], None],
+    store: Store | None = None,
+) -> Stage:
+    """A stage that trains by a part of a recipe: `task` makes what is trained, `keep` writes its weights to MODEL. Of
+    several processes that train together `store` keeps the state."""
 
     def lines(made: Task) -> Iterator[Line]:
-        yield from fit(made, how.run, folder)
+        yield from fit(made, how.run, folder, store)
         keep(made)
 
     return Stage(name, how.run.steps, folder, lines, inputs=task, settings=settings(how), leaves=MODEL)

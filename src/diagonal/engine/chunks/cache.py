@@ -32,6 +32,7 @@ class WindowSpec:
     frames: int
     sink: int = 0
     relative: bool = False  # the sink moves along with the window
+    ahead: int = 0  # frames of later chunks that may be in a call together with it: the cache holds so many more
 
     def __post_init__(self) -> None:
         if not 0 <= self.sink < self.frames:
@@ -39,6 +40,13 @@ class WindowSpec:
                 f"a window of {self.frames} frames with a sink of {self.sink} given; the window must be larger than "
                 "the sink, and the sink 0 or more"
             )
+        if self.ahead and self.relative:
+            raise ValueError("chunks that overlap cannot have relative positions: the sink has one place for all")
+
+    @property
+    def ring(self) -> int:
+        """Frames that the cache holds beside the sink."""
+        return self.frames - self.sink + self.ahead
 
 
 class WindowCache:
@@ -53,7 +61,7 @@ class WindowCache:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        shape = (spec.layers, batch, window.frames * frame_tokens, spec.kv_heads, spec.head_dim)
+        shape = (spec.layers, batch, (window.sink + window.ring) * frame_tokens, spec.kv_heads, spec.head_dim)
         self.window, self.frame_tokens = window, frame_tokens
         self.k = torch.zeros(shape, device=device, dtype=dtype)
         self.v = torch.zeros(shape, device=device, dtype=dtype)
@@ -70,8 +78,8 @@ class WindowCache:
 
     def places(self, start: int, frames: int) -> list[int]:
         """The places of frames [start, start + frames) in the buffer."""
-        ring = self.window.frames - self.window.sink
-        if not 1 <= frames <= self.window.frames - (self.window.sink if start > self.origin else 0):
+        ring = self.window.ring
+        if not 1 <= frames <= ring + (0 if start > self.origin else self.window.sink):
             raise ValueError(
                 f"{frames} latent frames fed at once; a window of {self.window.frames} with a sink of "
                 f"{self.window.sink} holds 1 to {ring}. Enlarge the window, or take smaller chunks"

@@ -58,7 +58,8 @@ class Captures:
         step()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may ask the GPU meanwhile: those that decode frames, and NCCL's, which watches its sums.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             step()
         self._pool = graph.pool()
         replay: Step = graph.replay

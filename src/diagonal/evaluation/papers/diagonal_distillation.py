@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from diagonal.evaluation.papers import Column, Paper, Row, Table
 
-WAN = "wan/1.3b"
+WAN, SKY = "wan/1.3b", "skyreels/1.3b"
 SPEED = (Column("Throughput (FPS) ↑", "fps"), Column("Latency (s) ↓", "latency"), Column("Speedup", "speedup"))
 VBENCH = (
     Column("Total ↑", "vbench:total"),
@@ -23,7 +23,7 @@ def _six() -> tuple[Row, ...]:
     absent = "not in the library"
     return (
         Row("Wan2.1", WAN, "teacher:steps=50", ("0.78", "103", "1.0x", "84.26", "85.3", "80.09"), "wan"),
-        Row("SkyReels-V2", "", "", ("0.49", "112", "0.91x", "82.67", "84.70", "74.53"), missing=absent),
+        Row("SkyReels-V2", SKY, "", ("0.49", "112", "0.91x", "82.67", "84.70", "74.53"), "skyreels-sync"),
         Row("MAGI-1", "", "", ("0.19", "282", "0.36x", "79.18", "82.04", "67.74"), missing=absent),
         Row("CausVid", WAN, "", ("17.0", "0.69", "149.3x", "81.20", "84.05", "69.80"), "causvid"),
         Row("Self Forcing", WAN, "", ("17.0", "0.69", "149.3x", "84.31", "85.07", "81.28"), "self-forcing"),

@@ -20,21 +20,25 @@ from torch import Tensor
 from diagonal.catalog.names import find
 from diagonal.engine.chunks.denoise import Gaussian
 from diagonal.engine.kernels import select
+from diagonal.evaluation.speed import pipelined
 from diagonal.evaluation.speed.machine import check_timed, describe
+from diagonal.generation.chunk_session import DECODED
 from diagonal.generation.clock import Clock
 from diagonal.generation.request import Prompts, Request, latent_frames, latent_size, texts
 from diagonal.generation.video import VideoModel
-from diagonal.planning.denoising import calls as calls_of
 from diagonal.planning.denoising import spec
 from diagonal.planning.presets import Preset
+from diagonal.planning.work import calls
 from diagonal.text.encoders import embed
 
 DEFINITION = """\
 step                one call of the transformer with the noise before it; batch 1; text embeddings are there already.
-                    The preset wan makes all frames at once, one chunk, and guides them: two calls at each noise level,
-                    one with the prompt and one with the negative prompt
+                    The preset wan makes all frames at once, one chunk. Presets with guidance make two calls at each
+                    noise level, one with the prompt and one with the negative prompt. Under a lag a call takes several
+                    chunks, and counts for the first of them that is done. Of MAGI-1 each pass of a call is one here
 text_rows           rows of the prompt's embeddings. The padding behind them is attended to as well; as it is the same
-                    row again and again, all of it is one key in floor_ms. A negative prompt that is not given has one
+                    row again and again, all of it is one key in floor_ms. A negative prompt that is not given has one.
+                    MAGI-1 sees no padding
 ms_per_step         milliseconds of a chunk over its calls, median over all chunks and repeats; by_chunk_ms: mean of
                     each chunk; mean_ms: mean of all calls. Nothing is decoded meanwhile
 floor_ms            operations of a call (products and attention), on average, over tflops
@@ -42,9 +46,10 @@ floor_ratio         mean_ms / floor_ms
 tflops              10^12 operations per second of the best of several products of large matrices in the same run
 fps                 frames / (steps * mean_ms): latents alone
 fps_with_tokenizer  the same frames as pixels in the host's memory, streamed: chunks are decoded while the next one is
-                    denoised (of the preset wan after all is denoised); from the start to the last frame; median over
+                    denoised (where all are made at once, after that); from the start to the last frame; median over
                     repeats
-first_frame_ms      the calls of the first chunk and the decoding of its first latent frame, one after the other
+first_frame_ms      the calls of the first chunk and the decoding of its first latent frame, one after the other;
+                    where these are not decoded by themselves, of its first three
 warmup_s            the first run, with all that is set up or compiled once; in no other number
 peak_gb             most memory in use at once on the GPU, weights, cache and decoder
 units               ms: milliseconds; GB: 10^9 bytes; one video is made at a time
@@ -66,7 +71,7 @@ class VideoSettings:
 
 def measure(model: VideoModel, settings: VideoSettings, on_run: Callable[[], object] = lambda: None) -> dict[str, Any]:
     """The numbers of a request, as JSON takes them. `on_run` is called after every video."""
-    settings = replace(settings, request=_with_negative(model, settings.request))
+    settings = replace(settings, request=_with_negative(model, settings.request.named(model.variant.preset)))
     request, device = settings.request, model.device
     clock, rate = Clock(device), tflops(model.device, next(model.model.parameters()).dtype)
     if clock.cuda:
@@ -125,7 +130,7 @@ def prompt(model: VideoModel, rows: int = TEXT_ROWS) -> Tensor:
 
 def _with_negative(model: VideoModel, request: Request) -> Request:
     """A request with all that is guided away from: it needs no text encoder."""
-    if request.how().chunk_frames is not None or request.negative_prompt is not None:
+    if not request.how().guided or request.negative_prompt is not None:
         return request
     return replace(request, negative_prompt=prompt(model, NEGATIVE_ROWS))
 
@@ -172,7 +177,8 @@ def _first_decode_ms(model: VideoModel, settings: VideoSettings) -> float:
     request = settings.request
     codec: Any = model.vae if request.decoder == "vae" else model.preview
     size = latent_size(*request.size(model.variant.size), codec.patch, model.variant.config.patch)
-    latent = Gaussian((0,), model.device)(0, 0, (1, 1, model.variant.config.channels, *size))
+    least = 1 if codec.first == 1 else DECODED  # a tile, where the first latent frame is not decoded by itself
+    latent = Gaussian((0,), model.device)(0, 0, (1, least, model.variant.config.channels, *size))
     clock, times = Clock(model.device), []
     for _ in range(settings.warmup + settings.repeat):
         marks = [clock.mark()]
@@ -186,30 +192,28 @@ def _text_rows(model: VideoModel, request: Request) -> int:
     return _rows(model, request.prompt_embeds if request.prompt_embeds is not None else request.prompt or "")
 
 
-@torch.inference_mode()
 def _rows(model: VideoModel, text: Prompts) -> int:
+    """A text ends with its last row that is not zero."""
     rows = text if isinstance(text, Tensor) else embed(texts(text), model.encoder, device=model.device)
-    _, _, rows_B = model.model.embed_text(rows if rows.ndim == 3 else rows[None])[0]
-    return int(rows_B)
+    return 1 + int(rows.reshape(-1, rows.shape[-1]).ne(0).any(-1).nonzero().max())
 
 
 def _operations(model: VideoModel, request: Request, text_rows: int) -> float:
     """Operations of all calls of a video: twice for every weight of a block and token, and four times for every number
     of a head, query and key. Guidance calls the model a second time at each level, with the negative prompt."""
     how, config = request.how(), model.variant.config
+    if how.pipeline:
+        return pipelined.operations(model, request, text_rows)
     codec = find("tokenizers", model.variant.vae)
     rows, cols = latent_size(*request.size(model.variant.size), codec.patch, config.patch)
     frame = (rows // config.patch) * (cols // config.patch)
-    total = latent_frames(request.num_frames or 0, how, codec.stride)
+    total = latent_frames(request.num_frames or 0, how, codec)
     works = [_work(model, text_rows)]
-    if how.chunk_frames is None:
+    if how.guided:
         assert request.negative_prompt is not None
         works.append(_work(model, _rows(model, request.negative_prompt)))
-    chunk, operations = how.chunk_frames or total, 0.0
-    for index in range(total // chunk):
-        seen = min((index + 1) * chunk, how.window_frames or total)
-        operations += calls_of(how.schedule, index) * sum(work(chunk * frame, seen * frame) for work in works)
-    return operations
+    parts = [part for call in calls(how, total) for part in call.parts]
+    return sum(work(part.frames * frame, part.seen * frame) for part in parts for work in works)
 
 
 def _work(model: VideoModel, text_rows: int) -> Callable[[int, int], float]:

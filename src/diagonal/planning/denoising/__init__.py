@@ -24,6 +24,12 @@ class ChunkSchedule(Protocol):
         """The shift of the `noise.FlowTable` that the levels belong to."""
         ...
 
+    @property
+    def lag(self) -> int | None:
+        """Iterations between the starts of two chunks, which are then in calls together (`planning.lag`). None: a
+        chunk begins when the one before it is done."""
+        ...
+
     def levels(self, chunk: int) -> tuple[float, ...]:
         """The levels of chunk 0, 1, ...: descending, one call of the model each."""
         ...

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diagonal.planning.denoising.noise import CLEAN, START, FlowTable, check_descending, digits, repeated
+from diagonal.planning.denoising.noise import CLEAN, START, FlowTable, check_descending, check_lag, digits, repeated
 
 MIDDLE = (933.0, 733.0)
 END = "100"  # where the lists end if the context is clean
@@ -38,8 +38,10 @@ class Diagonal:
     context: str = "100"
     shift: float = 5.0
     cycle: bool = False
+    lag: int | None = None
 
     def __post_init__(self) -> None:
+        check_lag(self.lag, f"diagonal: {self}")
         for count in sorted(set(digits(self.steps))):
             check_descending([*self._levels(count), *[self._end()] * (count == 1)], f"diagonal: {self}")
 

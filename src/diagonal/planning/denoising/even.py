@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diagonal.planning.denoising.noise import CLEAN, FlowTable, check_descending, digits, repeated
+from diagonal.planning.denoising.noise import CLEAN, FlowTable, check_descending, check_lag, digits, repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,10 @@ class Even:
     steps: str = "4"
     context: str = CLEAN
     shift: float = 5.0
+    lag: int | None = None
 
     def __post_init__(self) -> None:
+        check_lag(self.lag, f"even: {self}")
         for chunk in range(len(digits(self.steps))):
             check_descending(self.levels(chunk), f"even: {self}")
             self.context_level(chunk)

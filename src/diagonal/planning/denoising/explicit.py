@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diagonal.planning.denoising.noise import CLEAN, FlowTable, check_descending, repeated
+from diagonal.planning.denoising.noise import CLEAN, FlowTable, check_descending, check_lag, repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,10 @@ class Explicit:
     lists: str = "1000-750-500-250"
     context: str = CLEAN
     shift: float = 5.0
+    lag: int | None = None
 
     def __post_init__(self) -> None:
+        check_lag(self.lag, f"explicit: {self}")
         for chunk, text in enumerate(self.lists.split("/")):
             check_descending(self.levels(chunk), f"explicit: the list {text!r}")
             self.context_level(chunk)

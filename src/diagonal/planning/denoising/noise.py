@@ -113,6 +113,21 @@ def check_descending(levels: Sequence[float], what: str) -> None:
         raise ValueError(f"{what} gives the timesteps {listed}; they must fall, from at most 1000, and stay above 0")
 
 
+def check_lag(lag: int | None, what: object) -> None:
+    """Refuse a lag that is none."""
+    if lag is not None and not 0 <= lag <= START:
+        raise ValueError(f"{what}: the lag must be 0 to 1000 iterations, or be left out: one chunk after the other")
+
+
+def line_levels(steps: int, shift: float) -> tuple[float, ...]:
+    """Timesteps spaced evenly before the shift, the last of them near 0: those of solvers of many steps."""
+    if not 1 <= steps <= START:
+        raise ValueError(f"steps={steps} given; it must be 1 to 1000")
+    FlowTable(shift)
+    line = np.linspace(1, 1 / START, steps + 1)[:-1]
+    return tuple((START * shifted(line, shift)).tolist())
+
+
 def shifted(line: Line, shift: float) -> Line:
     """The sigma at a place of the line from 1 (noise) to 0 (clean): s*l / (1 + (s - 1)*l)."""
     sigma: Line = shift * line / (1 + (shift - 1) * line)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from diagonal.planning.denoising.noise import START, FlowTable, shifted
+from diagonal.planning.denoising.noise import check_lag, line_levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +17,14 @@ class Teacher:
 
     steps: int = 50
     shift: float = 8.0
+    lag: int | None = None
 
     def __post_init__(self) -> None:
-        FlowTable(self.shift)
-        if not 1 <= self.steps <= START:
-            raise ValueError(f"teacher: steps={self.steps} given; it must be 1 to 1000")
+        check_lag(self.lag, f"teacher: {self}")
+        self.levels(0)
 
     def levels(self, chunk: int) -> tuple[float, ...]:
-        line = np.linspace(1, 1 / START, self.steps + 1)[:-1]
-        return tuple((START * shifted(line, self.shift)).tolist())
+        return line_levels(self.steps, self.shift)
 
     def context_level(self, chunk: int) -> float | None:
         return None

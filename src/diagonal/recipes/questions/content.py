@@ -23,6 +23,7 @@ from diagonal.recipes import find, find_video
 from diagonal.recipes.questions import measured_clips
 from diagonal.recipes.questions.jobs import Job, Numbers, Setting
 from diagonal.training.data.recordings import frames, tokenize
+from diagonal.training.tokens.stages import frame_size
 from diagonal.training.tokens.world import held_out_windows, lesson, mean_nats
 from diagonal.worlds import vizdoom
 from diagonal.worlds.recordings import Part
@@ -128,7 +129,7 @@ class Content:
         planned = vizdoom.shards(scenario, 2 * size.clips * EPISODE, seed, folder / "data", EPISODE, captions=True)
         for _ in vizdoom.record(planned, self.setting.workers):
             pass
-        return frames(folder / "data", load("doom").size, self.setting.device)
+        return frames(folder / "data", frame_size(find("doom")), self.setting.device)
 
 
 def _missed(world: World, windows_NL: Tensor, length: int, known: int) -> list[float]:

@@ -15,7 +15,7 @@ from diagonal.recipes.questions.jobs import Job, Numbers, Setting
 
 SCRIPT = Path("benchmarks") / "distillation.py"
 STAGES = "stages"
-SHOWN = ("frechet_idm", "first_motion", "flow_distance", "text_agreement", "lpips")
+SHOWN = ("frechet_idm", "first_motion", "flow", "flow_distance", "lpips_teacher")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,11 @@ from diagonal.planning.plan import Order
 from diagonal.recipes import find
 from diagonal.recipes.questions.jobs import Job, Numbers, Setting
 from diagonal.training.data.recordings import frames
+from diagonal.training.tokens.stages import frame_size
 from diagonal.worlds import vizdoom
 
 CURVES, LIMITS = "curves.safetensors", "limits"
-LOST_EPISODES = 0.7  # of the frames recorded lie in episodes that last to the end, at least
+LASTING = 0.5  # of the frames that are recorded lie in episodes that last to the end, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +132,8 @@ class LongRollouts:
         """An episode each: recorded episodes are as long as a clip, so every one that lasts has one place for it."""
         size, setting = self.size, self.setting
         length = size.context + size.frames
-        count = round(size.starts * length / LOST_EPISODES) + length
+        count = round(size.starts * length / LASTING) + length
         seed, folder = find("doom").held_out_seed, setting.work / "data" / f"episodes-{length}"
         for _ in vizdoom.record(vizdoom.shards("my_way_home", count, seed, folder, length), setting.workers):
             pass
-        return cut(frames(folder, load("doom").size, setting.device), size.starts, size.context, size.frames)
+        return cut(frames(folder, frame_size(find("doom")), setting.device), size.starts, size.context, size.frames)

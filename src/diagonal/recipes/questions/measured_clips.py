@@ -19,6 +19,7 @@ from diagonal.planning.plan import Order
 from diagonal.recipes import find
 from diagonal.recipes.questions.jobs import Numbers
 from diagonal.training.data.recordings import frames
+from diagonal.training.tokens.stages import frame_size
 from diagonal.worlds import vizdoom
 
 RESULTS = Path("benchmarks") / "results" / "2026-11-15-h200-doom"
@@ -84,7 +85,7 @@ def attended(folder: Path, count: int, results: Path = RESULTS) -> Numbers:
 
 
 def _clips(folder: Path, about: Any) -> Clips:
-    part = frames(folder / "data", load("doom").size, "cpu")
+    part = frames(folder / "data", frame_size(find("doom")), "cpu")
     return cut(part, about["clips"], about["context"], about["frames"])
 
 

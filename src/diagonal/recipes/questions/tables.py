@@ -83,7 +83,8 @@ def from_scratch(setting: Setting) -> Worlds:
         *run("the mixture from the first step", 7000, MIXTURE),
     ]
     asked = "From scratch or fine-tuned: which way to spend the same steps?"
-    measured = {one.label: (RASTER, K2, K1) for one in runs if one.label != "raster, 6k"}
+    orders = (RASTER, K1) if setting.size == "smoke" else (RASTER, K2, K1)
+    measured = {one.label: orders for one in runs if one.label != "raster, 6k"}
     return Worlds(setting, _table(setting, asked, runs, measured))
 
 

@@ -29,7 +29,7 @@ from diagonal.recipes.questions.jobs import Job, Numbers, Setting
 from diagonal.training.data.recordings import TokenData, frames
 from diagonal.training.recipe import WorldRecipe
 from diagonal.training.stages import MODEL, last_line, run, training
-from diagonal.training.tokens.stages import keep_world, tokens, world_task
+from diagonal.training.tokens.stages import frame_size, keep_world, tokens, world_task
 from diagonal.training.tokens.world import held_out_windows, lesson, mean_nats
 from diagonal.worlds import vizdoom
 
@@ -207,7 +207,7 @@ class Worlds:
     @cached_property
     def _clips(self) -> Clips:
         sizes = self.table.sizes
-        part = frames(self._folder(DATA) / "held-out", load("doom").size, self.setting.device)
+        part = frames(self._folder(DATA) / "held-out", frame_size(find("doom")), self.setting.device)
         return cut(part, sizes.clips, sizes.context, sizes.clip_frames)
 
 

@@ -7,7 +7,7 @@ import secrets
 import time
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import FileResponse
 from starlette.requests import Request
 from starlette.responses import Response
@@ -118,6 +118,8 @@ class Desk:
             work = await asyncio.to_thread(_work, model, fields, upload, self.house)
             self._check_room(len(upload or b""))
             given = fields.given() | {"model": model.name, "seed": work.seed}
+            if isinstance(model, ServedWorld) and upload is None:
+                given.setdefault("start", next(iter(model.starts)))
             job = Job(
                 id=f"video_{secrets.token_hex(16)}",
                 model=model.name,
@@ -185,7 +187,12 @@ class Desk:
 
 def routes(desk: Desk) -> APIRouter:
     """`/v1/videos`. Ids are not to be guessed, but whoever may use the server sees the list of all."""
-    router = APIRouter(prefix="/v1/videos")
+
+    async def switched_on() -> None:
+        if not desk.house.settings.jobs:
+            raise RefusedError("unsupported", "this server makes no videos in the background, but live ones alone")
+
+    router = APIRouter(prefix="/v1/videos", dependencies=[Depends(switched_on)])
 
     def answer(job: Job, response: Response) -> Video:
         response.headers[POLL] = str(poll_after(desk.runner.running(job.id)))

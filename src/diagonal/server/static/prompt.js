@@ -175,7 +175,7 @@ export class Prompt {
   }
 
   become(isRunning) {
-    at("send").textContent = isRunning ? "Change the prompt" : "Start the video";
+    at("send").textContent = isRunning ? "Change prompt" : "Start video";
     at("stop").disabled = !isRunning;
     at("film-save").disabled = isRunning || !this.film?.chunks.length;
   }

@@ -1,9 +1,8 @@
-"""What all training of latent video models needs: data-parallel shards, noise levels, memory and precision."""
+"""What all training of latent video models needs: noise levels, memory and precision."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,45 +20,8 @@ from diagonal.media.video import VideoArray
 from diagonal.planning.denoising.noise import FlowTable
 from diagonal.planning.presets import Preset
 
-Terms = dict[str, Tensor]
 HELD_OUT = 1_000_003  # added to a seed for what is drawn to evaluate
 LONG = 4096  # tokens of a video whose mask is worth a kernel of its own
-
-
-@dataclass(frozen=True, slots=True)
-class BatchShard:
-    """The data-parallel shard of a process: its samples of a batch, in micro-batches that fit its memory."""
-
-    rank: int = 0
-    world: int = 1
-    micro_batch: int | None = None  # samples at a time, whose gradients are summed; None: all
-
-    def own(self, batch: int) -> range:
-        """The samples of this process; together the processes have all."""
-        if batch % self.world:
-            raise ValueError(f"a batch of {batch} given for {self.world} processes; it must be a multiple of them")
-        count = batch // self.world
-        return range(self.rank * count, (self.rank + 1) * count)
-
-    def mean(self, batch: int, loss: Callable[[Sequence[int]], tuple[Tensor, Terms]]) -> tuple[Tensor, Terms]:
-        """The mean loss of this process's samples, and the terms of it.
-
-        The backward pass of all micro-batches but the last is done here, so that the activations of one are alive.
-        """
-        own = self.own(batch)
-        size = self.micro_batch or len(own)
-        value, terms = torch.zeros((), dtype=torch.float64), Terms()
-        for start in range(0, len(own), size):
-            part = own[start : start + size]
-            new, found = loss(part)
-            weight = len(part) / len(own)
-            for name, term in found.items():
-                terms[name] = terms.get(name, 0) + weight * term.detach()
-            if start + size < len(own):
-                (weight * new).backward()
-                new = new.detach()
-            value = value + weight * new  # a number of the host: sent to a GPU, it would wait for all that came before
-        return value, terms
 
 
 class Undecoded:
@@ -164,9 +126,11 @@ def levels_met(presets: tuple[Preset, ...], chunk: int) -> list[tuple[float, flo
 
 
 def check_frames(preset: Preset, frames: int) -> None:
-    """Refuse a preset that is no chunk schedule, and videos that do not divide into its chunks."""
+    """Refuse a preset that is no chunk schedule, or whose chunks overlap, and videos that do not divide into them."""
     if preset.chunk_frames is None:
         raise ValueError("the preset has no chunks: it is a teacher's; take one such as diagonal-distillation")
+    if preset.schedule.lag is not None:
+        raise ValueError(f"lag={preset.schedule.lag} given; training makes one chunk after the other: leave it out")
     if frames % preset.chunk_frames or frames < 1:
         raise ValueError(
             f"videos of {frames} latent frames given; they must divide into chunks of {preset.chunk_frames}"

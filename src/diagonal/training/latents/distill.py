@@ -19,17 +19,16 @@ from torch import Tensor, nn
 from diagonal.engine.attention import Full
 from diagonal.engine.chunks.bidirectional import velocity
 from diagonal.engine.chunks.cache import WindowCache
-from diagonal.engine.chunks.denoise import Gaussian, Gradient, Noise, denoise
+from diagonal.engine.chunks.denoise import Gaussian, Gradient, denoise
 from diagonal.engine.chunks.graphs import ChunkGraphs
-from diagonal.engine.chunks.protocols import DiffusionModel, TextKV
+from diagonal.engine.chunks.protocols import DiffusionModel, Noise, TextKV
 from diagonal.engine.chunks.rollout import cache_of, frame_tokens, settings_of, window_of
 from diagonal.engine.transfers import sent
 from diagonal.planning.denoising.noise import START, shifted
+from diagonal.training.batch import BatchShard, Terms
 from diagonal.training.data.latents import Batch, Source, Trajectories
 from diagonal.training.latents import losses
 from diagonal.training.latents.diffusion import (
-    BatchShard,
-    Terms,
     Undecoded,
     autocast,
     chunk_levels,

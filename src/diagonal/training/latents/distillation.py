@@ -28,6 +28,7 @@ from diagonal.generation.components import NONE, Components, Weights, published,
 from diagonal.generation.request import latent_frames, latent_size
 from diagonal.planning.denoising import spec
 from diagonal.text.encoders import embed, prepare
+from diagonal.training.batch import at_once
 from diagonal.training.data.latents import Solving, Source, Trajectories, record, shards
 from diagonal.training.data.prompts import FilePrompts
 from diagonal.training.latents.diffusion import preset_sigmas
@@ -95,29 +96,20 @@ class DistillConfig:
         return kept | run | {"batch": self.batch, "size": self.size, "prompts": digest} | method
 
 
-def at_once(batch: int, processes: int, accumulate: int | None) -> int:
-    """The size of the micro-batches, where each of the processes accumulates the gradients of so many."""
-    count = processes * (accumulate or 1)
-    if min(batch, count) < 1 or batch % count:
-        raise ValueError(
-            f"a batch of {batch} given for {processes} processes in {accumulate or 1} parts each; it must be a "
-            f"multiple of {count}"
-        )
-    return 1 if accumulate is None else batch // count
-
-
 def diffusion_variant(name: str) -> DiffusionVariant:
     """A model that denoises latents, where nothing else will do."""
     found = find("models", name)
     if not isinstance(found, DiffusionVariant):
         raise ValueError(f"{name} is a model of tokens; distillation needs one that denoises, such as wan/tiny")
+    if found.pipelined:
+        raise ValueError(f"{name} denoises chunks together and is not trained here; take wan/tiny or doom-t2v")
     return found
 
 
 def in_latents(name: str, method: Distillation, num_frames: int, max_frames: int | None = None) -> Distillation:
     """The method for videos of so many frames that are scored, of rollouts of at most `max_frames`."""
-    stride = find("tokenizers", diffusion_variant(name).vae).stride
-    scored, longest = (latent_frames(one, method.preset, stride) for one in (num_frames, max_frames or num_frames))
+    codec = find("tokenizers", diffusion_variant(name).vae)
+    scored, longest = (latent_frames(one, method.preset, codec) for one in (num_frames, max_frames or num_frames))
     return replace(method, scored=scored, longest=longest)
 
 

@@ -22,12 +22,11 @@ from diagonal.engine.chunks.denoise import Gaussian
 from diagonal.engine.transfers import sent
 from diagonal.planning.denoising.noise import START, shifted
 from diagonal.planning.presets import Preset
+from diagonal.training.batch import BatchShard, Terms
 from diagonal.training.data.latents import Source, Trajectories
 from diagonal.training.latents import losses
 from diagonal.training.latents.diffusion import (
     HELD_OUT,
-    BatchShard,
-    Terms,
     Undecoded,
     autocast,
     chunk_levels,

@@ -25,6 +25,7 @@ from diagonal.planning.plan import Order
 from diagonal.training.data.record import recording
 from diagonal.training.data.recordings import PARTS, TokenData, frames, join, read, tokenize
 from diagonal.training.judges import inverse_dynamics
+from diagonal.training.parallel import Sharing, shard_tokenizer, shard_world
 from diagonal.training.recipe import Mixture, Recipe, WorldRecipe
 from diagonal.training.stages import MODEL, Stage, build, training
 from diagonal.training.tokens import adapters
@@ -46,6 +47,7 @@ class RecipeData:
     recipe: Recipe
     folder: Path
     device: torch.device
+    sharing: Sharing = field(default_factory=Sharing)
     _kept: dict[Any, Any] = field(default_factory=dict)
 
     def frames(self) -> tuple[Part, Part]:
@@ -98,14 +100,26 @@ def load_tokenizer(name: str, folder: Path, device: torch.device | str) -> Any:
     return module.to(device, torch.float32, memory_format=torch.channels_last).eval().requires_grad_(False)
 
 
-def tokenizer_stage(data: RecipeData, folder: Path, lpips_file: Path | None = None) -> Stage:
-    """Train the recipe's tokenizer on frames; LPIPS joins the loss where its weights are given."""
-    how, device = data.recipe.tokenizer, data.device
+def tokenizer_stage(data: RecipeData, folder: Path, lpips_file: Path | None = None, start: Path | None = None) -> Stage:
+    """Train the recipe's tokenizer on frames, from scratch or from the weights in `start`; LPIPS joins the loss where
+    its weights are given."""
+    how, device, sharing = data.recipe.tokenizer, data.device, data.sharing
+    if data.recipe.tuned and start is None:
+        raise ValueError(
+            f"the recipe of {data.recipe.model} fine-tunes a tokenizer that was trained before: give its weights, a "
+            f"file of {how.variant} (--tokenizer)"
+        )
 
     def task() -> TokenizerTask:
+        module = build(find("tokenizers", how.variant), how.run.seed, device)
+        if start is not None:
+            checkpoints.load(module, checkpoints.read(start), how.variant)
+            module.to(device, torch.float32)
         train, held_out = data.frames()
+        if sharing.group is not None and sharing.world > 1:
+            shard_tokenizer(module, sharing.group.mesh)
         return TokenizerTask(
-            module=build(find("tokenizers", how.variant), how.run.seed, device),
+            module=module,
             frames=train.frames_NHWC,
             held_out=held_out.frames_NHWC,
             batch=how.batch,
@@ -113,47 +127,57 @@ def tokenizer_stage(data: RecipeData, folder: Path, lpips_file: Path | None = No
             seed=how.run.seed,
             lpips_weights=None if lpips_file is None else lpips.load(lpips_file, device),
             lpips_scale=how.lpips_scale,
+            shard=sharing.batch_shard(how.batch),
         )
 
     def keep(made: TokenizerTask) -> None:
-        checkpoints.save({"tokenizer": made.module}, folder / MODEL, {"tokenizer": how.variant})
+        sharing.save("tokenizer", made.module, folder / MODEL, {"tokenizer": how.variant})
 
-    return training("tokenizer", how, folder, task, keep)
+    return training("tokenizer", how, folder, task, keep, sharing.group)
 
 
 def judge_stage(data: RecipeData, folder: Path) -> Stage:
-    """Train the recipe's judge on the same frames."""
+    """Train the recipe's judge on the same frames: a small network, by one process."""
     if data.recipe.judge is None:
         raise ValueError(f"the recipe of {data.recipe.model} has no judge")
-    return inverse_dynamics.training_stage(data.recipe.judge, folder, data.frames)
+    return data.sharing.by_first(inverse_dynamics.training_stage(data.recipe.judge, folder, data.frames))
 
 
 def world_stage(
     name: str, how: WorldRecipe, data: RecipeData, tokenizer: Path, folder: Path, start: Path | None = None
 ) -> Stage:
     """Train the recipe's world on tokens, from scratch or from the weights in the folder `start`."""
-    model = data.recipe.model
+    model, sharing = data.recipe.model, data.sharing
+    sharing.batch_shard(how.batch)  # refused now where processes cannot share it
 
     def task() -> WorldTask:
-        return world_task(how, model, data.tokens(tokenizer), start)
+        return world_task(how, model, data.tokens(tokenizer), start, sharing)
 
-    return training(name, how, folder, task, lambda made: keep_world(how, model, made, folder))
+    if sharing.world > 1 and (how.lora is not None or how.only is not None):
+        raise ValueError("adapters (--lora) and parts (--only) are learnt by one process; start without torchrun")
+    return training(name, how, folder, task, lambda made: keep_world(how, model, made, folder, sharing), sharing.group)
 
 
-def keep_world(how: WorldRecipe, model: str, made: WorldTask, folder: Path) -> None:
+def keep_world(how: WorldRecipe, model: str, made: WorldTask, folder: Path, sharing: Sharing | None = None) -> None:
     """Write what was trained: the weights, and before they are merged the adapters, where such were learnt."""
     if how.lora is not None:
         (folder / LORA).parent.mkdir(exist_ok=True)
         with atomic(folder / LORA) as temporary:
             checkpoints.save_tensors(adapters.adapters(made.module), temporary, {"model": model})
         adapters.merge(made.module)
-    checkpoints.save({"transformer": made.module}, folder / MODEL, {"model": model})
+    (sharing or Sharing()).save("transformer", made.module, folder / MODEL, {"model": model})
 
 
-def world_task(how: WorldRecipe, model: str, data: tuple[TokenData, TokenData], start: Path | None = None) -> WorldTask:
+def world_task(
+    how: WorldRecipe,
+    model: str,
+    data: tuple[TokenData, TokenData],
+    start: Path | None = None,
+    sharing: Sharing | None = None,
+) -> WorldTask:
     """What is trained: a world of a variant, on tokens (training, held out)."""
     train, held_out = data
-    device = train.units_NU.device
+    device, sharing = train.units_NU.device, sharing or Sharing()
     variant: Variant = find("models", model)
     module = build(variant.config, how.run.seed, device)
     if start is not None:
@@ -164,6 +188,8 @@ def world_task(how: WorldRecipe, model: str, data: tuple[TokenData, TokenData], 
         adapters.adapt(module, how.lora, how.run.seed)
     if how.only is not None:
         adapters.learn_only(module, how.only)
+    if sharing.group is not None and sharing.world > 1:
+        shard_world(module, sharing.group.mesh)
     return WorldTask(
         module=module,
         data=train,
@@ -177,6 +203,7 @@ def world_task(how: WorldRecipe, model: str, data: tuple[TokenData, TokenData], 
         weight_decay=how.weight_decay,
         corruption=how.corruption,
         held_out_sequences=how.held_out_sequences,
+        shard=sharing.batch_shard(how.batch),
     )
 
 
@@ -191,22 +218,50 @@ def held_out_shards(recipe: Recipe, folder: Path) -> list[vizdoom.Shard]:
     )
 
 
-def stages(
-    recipe: Recipe, folder: Path, device: torch.device, lpips_file: Path | None = None, workers: int = 1
-) -> list[Stage]:
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a run takes beside its recipe."""
+
+    recordings: Path | None = None  # folder with train/ and held-out/, of worlds that are not recorded here
+    tokenizer: Path | None = None  # weights that its tokenizer starts from
+    lpips: Path | None = None
+    workers: int = 1  # processes that record
+    sharing: Sharing = field(default_factory=Sharing)
+
+
+def stages(recipe: Recipe, folder: Path, device: torch.device, beside: Beside | None = None) -> list[Stage]:
     """All stages of a recipe in their order, each in its folder below `folder`."""
-    if recipe.world != "vizdoom":
-        raise ValueError(f"{recipe.model} learns from {recipe.world}, which is not recorded here; train its parts")
-    data, tokenizer, base = RecipeData(recipe, folder / "data", device), folder / "tokenizer", folder / "base"
-    shards = vizdoom.shards(recipe.scenario, recipe.frames, recipe.seed, data.folder / "train")
-    made = [
-        recording("train", data.folder / "train", shards, workers),
-        recording("held-out", data.folder / "held-out", held_out_shards(recipe, data.folder), workers),
-        tokenizer_stage(data, tokenizer, lpips_file),
-    ]
+    beside = beside or Beside()
+    data = RecipeData(recipe, beside.recordings or folder / "data", device, beside.sharing)
+    tokenizer, base = folder / "tokenizer", folder / "base"
+    made = [*_recorded(data, beside), tokenizer_stage(data, tokenizer, beside.lpips, beside.tokenizer)]
     if recipe.judge is not None:
         made.append(judge_stage(data, folder / "judge"))
     made.append(world_stage("base", recipe.base, data, tokenizer, base))
     for name, later in (("finetune", recipe.finetune), ("diagonal", recipe.diagonal)):
-        made.append(world_stage(name, later, data, tokenizer, folder / name, start=base))
+        if name == "finetune" or later != recipe.finetune:
+            made.append(world_stage(name, later, data, tokenizer, folder / name, start=base))
     return made
+
+
+def _recorded(data: RecipeData, beside: Beside) -> list[Stage]:
+    """The stages that record; none where somebody else has."""
+    recipe = data.recipe
+    if recipe.world == "vizdoom":
+        if beside.recordings is not None:
+            raise ValueError(f"{beside.recordings} given; the recipe of {recipe.model} records by itself: leave it out")
+        train, held_out = (data.folder / part for part in PARTS)
+        shards = vizdoom.shards(recipe.scenario, recipe.frames, recipe.seed, train)
+        both = [
+            recording("train", train, shards, beside.workers),
+            recording("held-out", held_out, held_out_shards(recipe, data.folder), beside.workers),
+        ]
+        return [beside.sharing.by_first(stage) for stage in both]
+    missing = [part for part in PARTS if not (data.folder / part).is_dir()]
+    if beside.recordings is None or missing:
+        raise ValueError(
+            f"{recipe.model} learns from {recipe.world}, which is not recorded here; give a folder with recordings in "
+            f"{' and '.join(f'{part}/' for part in PARTS)} (--data)"
+            + (f": {data.folder} lacks {missing[0]}/" if beside.recordings is not None else "")
+        )
+    return []

@@ -1,4 +1,5 @@
-"""Trains an FSQ tokenizer to reconstruct frames: L1, plus LPIPS where its weights are given."""
+"""Trains an image tokenizer to reconstruct frames: L1, plus LPIPS where its weights are given, plus what a learned
+codebook asks for (van den Oord et al., 2017)."""
 
 from __future__ import annotations
 
@@ -7,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from diagonal.engine.transfers import sent
 from diagonal.media.video import VideoArray
 from diagonal.networks import lpips
+from diagonal.training.batch import BatchShard
 from diagonal.training.optim import adam
 
 
@@ -28,6 +31,7 @@ class TokenizerTask:
     seed: int
     lpips_weights: Mapping[str, Tensor] | None = None
     lpips_scale: float = 0.5
+    shard: BatchShard = field(default_factory=BatchShard)
     optimizers: list[torch.optim.Optimizer] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -36,21 +40,29 @@ class TokenizerTask:
         self._cuda = self.frames.device.type == "cuda"
         if self._cuda:
             self.module.to(memory_format=torch.channels_last)
-        self._forward = torch.compile(self.module, dynamic=False) if self._cuda else self.module
+        compiles = self._cuda and self.shard.world == 1
+        self._forward = torch.compile(self.module, dynamic=False) if compiles else self.module
 
     def loss(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         chosen = np.random.default_rng([self.seed, step]).integers(len(self.frames), size=self.batch)
+        return self.shard.mean(self.batch, lambda samples: self._loss(chosen[samples[0] : samples[-1] + 1]))
+
+    def _loss(self, chosen: npt.NDArray[np.int64]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Of some frames of the step's batch."""
         pixels = self._pixels(self.frames[sent(chosen, self.frames.device)])
         with torch.autocast(self.frames.device.type, torch.bfloat16, enabled=self._cuda):
-            made = self._forward(pixels)
+            found = self._forward(pixels)
+            made, codes = found if isinstance(found, tuple) else (found, None)
             distance = self._lpips(made, pixels)
         made = made.float()
         l1 = (made - pixels).abs().mean()
         psnr = -10 * ((made.detach().clamp(-1, 1) - pixels) / 2).square().mean().log10()
-        extras = {"l1": l1.detach(), "psnr": psnr}
-        if distance is None:
-            return l1, extras
-        return l1 + self.lpips_scale * distance.mean(), extras | {"lpips": distance.mean().detach()}
+        total, extras = l1, {"l1": l1.detach(), "psnr": psnr}
+        if codes is not None:
+            total, extras["codes"] = total + codes, codes.detach()
+        if distance is not None:
+            total, extras["lpips"] = total + self.lpips_scale * distance.mean(), distance.mean().detach()
+        return total, extras
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:

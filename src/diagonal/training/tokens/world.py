@@ -24,6 +24,7 @@ from diagonal.engine.transfers import sent
 from diagonal.media.video import VideoArray
 from diagonal.planning.grid import Grid, Layout
 from diagonal.planning.plan import NONE, Order, Plan, make_plan
+from diagonal.training.batch import BatchShard
 from diagonal.training.data.recordings import TokenData
 from diagonal.training.optim import Muon, adam, matrices_and_rest
 
@@ -98,6 +99,7 @@ class WorldTask:
     corruption: float = 0.0  # most of the read cells that are replaced by random ones
     held_out_sequences: int = 128  # that evaluate() scores
     use_flex: bool | None = None  # None: on CUDA
+    shard: BatchShard = field(default_factory=BatchShard)  # the samples of this process, whose weights may be sharded
     later: Sequence[tuple[int, Mixture]] = ()  # mixtures from these steps on: a curriculum
     optimizers: list[torch.optim.Optimizer] = field(init=False)
 
@@ -116,7 +118,7 @@ class WorldTask:
         }
         self._starts = self.data.starts(self._frames)
         self.module.train()
-        if self._cuda:
+        if self._cuda and self.shard.world == 1:
             # One kernel per order: each has its own length, and shapes that vary cost half the speed.
             torch._dynamo.config.recompile_limit = 64
             for block in self.module.blocks:
@@ -133,6 +135,10 @@ class WorldTask:
         return [*muon, adam(self.module, self.lr, (0.9, 0.95), self.weight_decay, chosen)]
 
     def loss(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.shard.mean(self.batch, lambda samples: self._loss(step, samples))
+
+    def _loss(self, step: int, samples: Sequence[int]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Of some samples of the step's batch. All are drawn, whoever computes them: ids are small."""
         rng = np.random.default_rng([self.seed, step])
         mixture = next((mixture for begin, mixture in reversed(self.later) if begin <= step), self.mixture)
         weights = np.array([weight for _, weight in mixture])
@@ -140,9 +146,9 @@ class WorldTask:
         chosen = sent(rng.integers(len(self._starts), size=self.batch), self._device)
         tokens_BL = self._with_prefix(self.data.windows(self._starts[chosen], self._frames))
         given_BL = self._corrupt(tokens_BL, int(rng.integers(2**62))) if self.corruption else tokens_BL
+        own = slice(samples[0], samples[-1] + 1)
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._cuda):
-            loss = nats(self.module, tokens_BL, given_BL, self._lessons[order])
-        return loss, {}
+            return nats(self.module, tokens_BL[own], given_BL[own], self._lessons[order]), {}
 
     def _with_prefix(self, units_BL: Tensor) -> Tensor:
         prefix = sent(self._config.prefix_ids, self._device, units_BL.dtype)

@@ -119,6 +119,12 @@ def record(run: Callable[[], None], space: Space) -> Recording | None:
     return recording
 
 
+def not_alone() -> None:
+    """Say that a step asks other processes for something: it is not recorded."""
+    if _threads.recording is not None:
+        _threads.recording.whole = False
+
+
 class _Watch(TorchDispatchMode):
     """Notices operations that compute something or take memory: all but views."""
 
