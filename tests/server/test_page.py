@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,10 @@ KEPT = """() => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """Where a server of `doom` is, in a process of its own."""
-    command = [sys.executable, "-m", "diagonal", "serve", "--port", "0", "--seats", "3"]
+@contextmanager
+def served(*options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A server in a process of its own, and where it is."""
+    command = [sys.executable, "-m", "diagonal", "serve", "--seats", "3", *options]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
     with subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE) as server:
         assert server.stderr is not None
@@ -65,9 +66,16 @@ def address() -> Iterator[str]:
             line = server.stderr.readline()
             assert line, f"the server ended: {said}"
             said += line
-        yield found[0]
+        yield found[0], server
         server.send_signal(signal.SIGTERM)
         server.communicate(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Where a server of `doom` is."""
+    with served("--port", "0") as (found, _):
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -309,3 +317,21 @@ def test_a_phone_has_buttons_and_scrolls_in_one_direction(browser: Any, address:
         wait_for_frame(page, 4)
         page.tap("#world .cap[data-control='left']")
         page.wait_for_function("() => document.querySelector('#tree button[data-action=left]') !== null")
+
+
+def test_a_session_goes_on_by_itself_when_its_server_was_killed(browser: Any, tmp_path: Path) -> None:
+    """At another server with the same store, here at the same address. Each of its frames is shown once."""
+    options = ("--model", "doom/tiny", "--weights", "random", "--snapshots", str(tmp_path), "--snapshot-every", "4")
+    with browser.new_context() as context:
+        with served("--port", "0", *options) as (address, first):
+            page = visit(context, address)
+            play_to(page, 20)
+            first.kill()
+            page.wait_for_function("() => document.body.dataset.state === 'starting'")
+        before = [int(one["frame"]) for one in thumbs(page)]
+        with served("--port", address.rpartition(":")[2], *options):
+            page.wait_for_function("() => document.body.dataset.state === 'playing'")
+            wait_for_frame(page, max(before) + 5)
+            page.click("#pause")
+            frames = [int(one["frame"]) for one in thumbs(page)]
+    assert frames == sorted(set(frames)) and frames[: len(before) - 8] == before[:-8]

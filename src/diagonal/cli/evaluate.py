@@ -16,6 +16,7 @@ from diagonal.cli import app, load_world, out, print_json, progress_bar
 from diagonal.cli.evaluate_folders import Folders, Run, Videos, evaluate_folders
 from diagonal.cli.evaluate_model import Clips, evaluate_model
 from diagonal.cli.options import Computing, Device, Json, Lpips, WorldSource, flat, given, refuse
+from diagonal.cli.spread import Spread
 from diagonal.planning.plan import Order
 
 if TYPE_CHECKING:
@@ -91,11 +92,17 @@ class Output:
 @app.command()
 @flat
 def evaluate(
-    scored: Folders, videos: Videos, source: WorldSource, held_out: HeldOut, compared: Compared, output: Output
+    scored: Folders,
+    videos: Videos,
+    source: WorldSource,
+    held_out: HeldOut,
+    compared: Compared,
+    output: Output,
+    spread: Spread,
 ) -> None:
     """Generate held-out clips again under each schedule, and measure them; or score folders of videos."""
     if scored.folders:
-        others = given(source, held_out, compared)
+        others = given(source, held_out, compared, spread)
         refuse({name: others[name] for name in others.keys() - {"lpips", "device"}}, "folders of videos")
         evaluate_folders(scored.folders, videos, _run(videos, compared, output))
         return
@@ -104,9 +111,9 @@ def evaluate(
         options = given(videos, held_out, compared)
         refuse({name: options[name] for name in options if name in WITHOUT_METRICS}, "--metrics of a world")
         clips = Clips(held_out.data, held_out.clips, held_out.context, held_out.frames, held_out.choice or 0)
-        evaluate_model(source, orders, clips, videos, _run(videos, compared, output))
+        evaluate_model(source, orders, clips, videos, _run(videos, compared, output), spread)
         return
-    refuse(given(videos), "a world without --metrics")
+    refuse(given(videos, spread), "a world without --metrics")
     _evaluate_doom(source, orders, held_out, compared, output)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,11 @@ from rich.table import Table
 from diagonal.cli import load_world, out, print_json, progress_bar
 from diagonal.cli.evaluate_folders import Run, Videos, as_job, show, show_vbench, work
 from diagonal.cli.options import Computing, WorldSource
+from diagonal.cli.spread import Spread
 
 if TYPE_CHECKING:
-    from diagonal.evaluation.generated import Continuation
+    from diagonal.evaluation.generated import Video
+    from diagonal.evaluation.selections import Entry
     from diagonal.planning.plan import Order
 
 CLIPS = 16
@@ -31,9 +33,34 @@ class Clips:
     seed: int
 
 
-def evaluate_model(source: WorldSource, orders: Sequence[Order], clips: Clips, videos: Videos, run: Run) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Continuing:
+    """All that a process needs to continue clips: called, it loads the world."""
+
+    source: WorldSource
+    device: str
+    data: Path
+    entries: Sequence[Entry]
+    context: int
+    seed: int
+    out: Path
+
+    def __call__(self) -> Callable[[Video], str]:
+        """What makes a video, in a folder that has no videos of other models."""
+        from diagonal.evaluation.generated import Continuation, make
+        from diagonal.evaluation.manifest import check_run
+
+        world = load_world(self.source, Computing(device=self.device, dtype="auto"))
+        asked = Continuation(world, self.data, self.entries, self.context, self.seed)
+        check_run(self.out, asked.facts())
+        return lambda video: make(asked, video, self.out)
+
+
+def evaluate_model(
+    source: WorldSource, orders: Sequence[Order], clips: Clips, videos: Videos, run: Run, spread: Spread
+) -> None:
     """Make the videos that are not there yet, score them, and show what came out."""
-    content = evaluated(source, orders, clips, videos, run)
+    content = evaluated(source, orders, clips, videos, run, spread)
     if run.as_json:
         print_json(content)
         return
@@ -41,25 +68,27 @@ def evaluate_model(source: WorldSource, orders: Sequence[Order], clips: Clips, v
     show_vbench(content.get("vbench", {}))
 
 
-def evaluated(source: WorldSource, orders: Sequence[Order], clips: Clips, videos: Videos, run: Run) -> dict[str, Any]:
+def evaluated(
+    source: WorldSource, orders: Sequence[Order], clips: Clips, videos: Videos, run: Run, spread: Spread
+) -> dict[str, Any]:
     """The same as JSON takes it; scores are shown unless that is what is printed."""
-    from diagonal.evaluation.generated import REAL, folder_of, make
-    from diagonal.evaluation.manifest import check_run
+    from diagonal.evaluation.generated import REAL, folder_of, missing
+    from diagonal.evaluation.manifest import run_of
 
     if clips.data is None or run.out is None:
         raise ValueError("--data, a folder of clips, and --out, a folder for videos and scores, are needed")
     planned(source, orders, clips)
     run.out.mkdir(parents=True, exist_ok=True)
     asked = _asked(source, clips, run)
-    check_run(run.out, asked.facts())
+    new, count = missing(asked.entries, orders, asked.out), (1 + len(orders)) * len(asked.entries)
     with progress_bar("videos") as progress:
-        task = progress.add_task(source.model, total=(1 + len(orders)) * len(asked.entries), note="")
-        for note in make(asked, orders, run.out):
+        task = progress.add_task(source.model, total=count, completed=count - len(new), note="")
+        for _, note in spread.each(asked, new, lambda video: asked.entries[video.number].name, run.device):
             progress.update(task, advance=1, note=note)
     folders = {str(order): folder_of(run.out, order) for order in orders}
     job = as_job(list(folders.values()), replace(videos, reference=run.out / "videos" / REAL), run)
     speed = {folder.name: _speed(schedule, folder) for schedule, folder in folders.items()}
-    facts = asked.facts() | {"trained": asked.world.weights, "data": clips.data.resolve().name}
+    facts = (run_of(run.out) or {}) | {"trained": _label(source), "data": clips.data.resolve().name}
     content = work(job, run, {"run": facts, "speed": speed})
     if not run.as_json:
         show(job, run.out)
@@ -90,9 +119,15 @@ def planned(source: WorldSource, orders: Sequence[Order], clips: Clips) -> tuple
     return context, new
 
 
-def _asked(source: WorldSource, clips: Clips, run: Run) -> Continuation:
-    """The clips, chosen or read, and the loaded world."""
-    from diagonal.evaluation.generated import Continuation
+def _label(source: WorldSource) -> str:
+    from diagonal.catalog.names import find
+    from diagonal.generation.load import label_of
+
+    return label_of(source.model, find("models", source.model), source.weights)
+
+
+def _asked(source: WorldSource, clips: Clips, run: Run) -> Continuing:
+    """The clips, chosen or read, and what continues them."""
     from diagonal.evaluation.selections import choose, read_list, write
 
     assert clips.data is not None and run.out is not None
@@ -108,8 +143,15 @@ def _asked(source: WorldSource, clips: Clips, run: Run) -> Continuation:
     else:
         entries = choose(clips.data, clips.count or CLIPS, context + new, clips.seed)
         write(entries, place)
-    world = load_world(source, Computing(device=run.device, dtype="auto"))
-    return Continuation(world, clips.data, entries, context, clips.seed)
+    return Continuing(
+        source=source,
+        device=run.device,
+        data=clips.data.resolve(),
+        entries=entries,
+        context=context,
+        seed=clips.seed,
+        out=run.out.resolve(),
+    )
 
 
 def _speed(schedule: str, folder: Path) -> dict[str, Any]:

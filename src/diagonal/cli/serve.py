@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from diagonal.cli import app, err, load_world
-from diagonal.cli.options import Computing, WorldSource, flat, refuse
+from diagonal.cli.options import Computing, WorldSource, flat, given, refuse
+from diagonal.cli.serve_ray import OnRay, config_of, serve_on_ray
 from diagonal.cli.signing import Watermarking
 
 if TYPE_CHECKING:
@@ -79,6 +80,19 @@ class Reached:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Kept:
+    """Where sessions outlive the process that they are played in."""
+
+    panel: ClassVar[str] = "Sessions"
+
+    snapshots: Annotated[
+        str | None,
+        typer.Option(help="Folder, or address such as s3://bucket/sessions, to keep sessions in. Default: in --data."),
+    ] = None
+    snapshot_every: Annotated[int, typer.Option(min=1, help="Frames between two snapshots of a session.")] = 16
+
+
+@dataclass(frozen=True, kw_only=True)
 class Jobs:
     """What videos of /v1/videos may take."""
 
@@ -105,15 +119,31 @@ class Jobs:
 
 @app.command()
 @flat
-def serve(served: Served, computing: Computing, reached: Reached, jobs: Jobs, signing: Watermarking) -> None:
+def serve(
+    served: Served,
+    computing: Computing,
+    reached: Reached,
+    kept: Kept,
+    jobs: Jobs,
+    signing: Watermarking,
+    on_ray: OnRay,
+) -> None:
     """Serve worlds to a browser: a page, a WebSocket to play on, and what docs/serving.md says."""
+    if on_ray.ray:
+        groups = (served, computing, reached, kept, jobs, signing)
+        serve_on_ray(on_ray, config_of(on_ray, groups))
+        return
+    refuse(given(on_ray), "a server of one process, without --ray")
     try:
         from diagonal.server.app import create_app
         from diagonal.server.jobs.store import check_folder
         from diagonal.server.run import serve as run
+        from diagonal.server.store import SnapshotStore
     except ImportError as error:
         raise ValueError(f"serving needs more packages ({error}): pip install 'diagonal[serve]'") from error
-    names, settings = served.names, _settings(served, reached, jobs, signing)
+    names, settings = served.names, _settings(served, reached, kept, jobs, signing)
+    if settings.store is not None:
+        SnapshotStore(settings.store, settings.keep).check()
     if settings.data is not None:
         check_folder(settings.data)
     models = {name: _open(name, served, computing, settings) for name in names}
@@ -132,8 +162,9 @@ def _has_screen() -> bool:
     return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
-def _settings(served: Served, reached: Reached, jobs: Jobs, signing: Watermarking) -> Settings:
+def _settings(served: Served, reached: Reached, kept: Kept, jobs: Jobs, signing: Watermarking) -> Settings:
     from diagonal.server.settings import Settings
+    from diagonal.server.store import StoreLimits
 
     return Settings(
         host=reached.host,
@@ -142,6 +173,8 @@ def _settings(served: Served, reached: Reached, jobs: Jobs, signing: Watermarkin
         origins=tuple(reached.allow_origin or ()),
         seats=served.seats,
         data=reached.data,
+        snapshots=kept.snapshots,
+        keep=StoreLimits(every=kept.snapshot_every),
         marking=signing.marking(None),
         limits=jobs.limits(),
     )

@@ -16,7 +16,8 @@ from diagonal.cli import app, err, out, print_json
 from diagonal.cli.evaluate_folders import WIDTH, Run, Videos
 from diagonal.cli.evaluate_model import Clips, evaluated, planned
 from diagonal.cli.options import Device, Json, Lpips, WorldSource, flat, given, refuse
-from diagonal.cli.sweep_video import StepGrid, swept_video
+from diagonal.cli.spread import Spread
+from diagonal.cli.sweep_video import StepGrid, requests_of, swept_video
 from diagonal.planning.plan import Order
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class CellGrid:
 
 @app.command()
 @flat
-def sweep(source: WorldSource, swept: Swept, cells: CellGrid, steps: StepGrid) -> None:
+def sweep(source: WorldSource, swept: Swept, cells: CellGrid, steps: StepGrid, spread: Spread) -> None:
     """Measure quality and speed of many schedules of a model: table, frontier, picture."""
     from diagonal.catalog.names import find
     from diagonal.catalog.variants import DiffusionVariant
@@ -84,27 +85,28 @@ def sweep(source: WorldSource, swept: Swept, cells: CellGrid, steps: StepGrid) -
     run = Run(swept.device, swept.lpips, swept.out_path, as_json=True)
     if isinstance(find("models", source.model), DiffusionVariant):
         refuse(given(cells), source.model)
-        result = _of_prompts(source, swept, steps, run)
+        result = _of_prompts(source, swept, steps, run, spread)
     else:
         refuse(given(steps), source.model)
-        result = _of_clips(source, swept, cells, run)
+        result = _of_clips(source, swept, cells, run, spread)
     _report(swept, result)
 
 
-def _of_clips(source: WorldSource, swept: Swept, cells: CellGrid, run: Run) -> dict[str, Any]:
+def _of_clips(source: WorldSource, swept: Swept, cells: CellGrid, run: Run, spread: Spread) -> dict[str, Any]:
     """Clips continued by a token world."""
     clips = Clips(cells.data, cells.clips, cells.context, swept.frames, cells.choice or 0)
     orders, impossible = _possible(source, clips, _grid(swept, cells))
     for text in impossible:
         err.print(f"[yellow]left out:[/] {text}", markup=True)
-    return evaluated(source, orders, clips, _videos(swept, METRICS), run)
+    return evaluated(source, orders, clips, _videos(swept, METRICS), run, spread)
 
 
-def _of_prompts(source: WorldSource, swept: Swept, steps: StepGrid, run: Run) -> dict[str, Any]:
+def _of_prompts(source: WorldSource, swept: Swept, steps: StepGrid, run: Run, spread: Spread) -> dict[str, Any]:
     """Videos of prompts by a diffusion model."""
     if swept.metrics is None:
         raise ValueError("--metrics is needed, the first one as the quality: what prompts ask for has no true videos")
-    return swept_video(source, steps, steps.schedules(swept.schedule), swept.frames, _videos(swept, ""), run)
+    requests = requests_of(source, steps, steps.schedules(swept.schedule), swept.frames)
+    return swept_video(requests, steps.reference, _videos(swept, ""), run, spread)
 
 
 def _videos(swept: Swept, metrics: str) -> Videos:

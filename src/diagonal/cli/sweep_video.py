@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -13,6 +13,7 @@ import typer
 from diagonal.cli import progress_bar
 from diagonal.cli.evaluate_folders import Run, Videos, as_job, work
 from diagonal.cli.options import Computing, WorldSource, chosen, given, refuse
+from diagonal.cli.spread import Spread
 from diagonal.cli.video import load_video, read_preset
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from diagonal.evaluation.prompted import Planned
     from diagonal.generation.components import Weights
     from diagonal.generation.request import Request
-    from diagonal.generation.video import VideoModel
     from diagonal.planning.denoising import ChunkSchedule
 
 
@@ -79,22 +79,42 @@ class Requests:
     videos: list[Planned]
 
 
-def swept_video(
-    source: WorldSource, grid: StepGrid, schedules: list[str], frames: int | None, videos: Videos, run: Run
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Sweeping:
+    """All that a process needs to make videos under several schedules: called, it loads the model."""
+
+    asked: Requests
+    device: str
+    folders: Mapping[str, Path]
+
+    def __call__(self) -> Callable[[tuple[str, Planned]], float]:
+        """What makes a video under a schedule, in a folder that has no videos of other models."""
+        from diagonal.evaluation.manifest import check_run
+        from diagonal.evaluation.prompted import Asked, make
+
+        model = load_video(self.asked.name, self.asked.source, Computing(device=self.device))
+        ways = {text: Asked(model, request) for text, request in self.asked.by_schedule.items()}
+        for text, folder in self.folders.items():
+            check_run(folder, ways[text].facts())
+        return lambda item: make(ways[item[0]], item[1], self.folders[item[0]])
+
+
+def swept_video(asked: Requests, reference: Path | None, videos: Videos, run: Run, spread: Spread) -> dict[str, Any]:
     """Scores and speed of every schedule; videos that are there are not made again."""
-    asked = _requests(source, grid, schedules, frames)
+    from diagonal.catalog.names import find
+    from diagonal.generation.load import label_of
+
     assert run.out is not None
-    folders = {text: _folder(run.out, text) for text in asked.by_schedule}
+    folders = {text: _folder(run.out.resolve(), text) for text in asked.by_schedule}
     _check_folders(asked, folders)
-    model = load_video(asked.name, asked.source, Computing(device=run.device))
-    _make(asked, model, folders)
-    job = as_job(list(folders.values()), replace(videos, reference=grid.reference), run)
+    _make(Sweeping(asked, run.device, folders), spread)
+    job = as_job(list(folders.values()), replace(videos, reference=reference), run)
     speed = {folder.name: _speed(text, folder) for text, folder in folders.items()}
-    return work(job, run, {"run": {"model": asked.name, "weights": model.weights}, "speed": speed})
+    weights = label_of(asked.name, find("models", asked.name), asked.source.transformer)
+    return work(job, run, {"run": {"model": asked.name, "weights": weights}, "speed": speed})
 
 
-def _requests(source: WorldSource, grid: StepGrid, schedules: list[str], frames: int | None) -> Requests:
+def requests_of(source: WorldSource, grid: StepGrid, schedules: list[str], frames: int | None) -> Requests:
     """What is asked for, or why it cannot be had: known before a model is loaded."""
     from diagonal.catalog.names import find
     from diagonal.catalog.variants import diffusion_variant
@@ -144,19 +164,22 @@ def _check_folders(asked: Requests, folders: Mapping[str, Path]) -> None:
             raise ValueError(f"{folder} holds {len(others)} videos of other prompts, {others[0]!r} ...; another --out")
 
 
-def _make(asked: Requests, model: VideoModel, folders: Mapping[str, Path]) -> None:
-    from diagonal.evaluation.manifest import check_run
-    from diagonal.evaluation.prompted import Asked, made, make
+def _make(sweeping: Sweeping, spread: Spread) -> None:
+    from diagonal.evaluation.prompted import made
 
+    videos, new = sweeping.asked.videos, []
+    for text, folder in sweeping.folders.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        there = made(folder, videos)
+        new += [(text, one) for one in videos if one.name not in there]
+    count = len(sweeping.folders) * len(videos)
     with progress_bar("videos") as progress:
-        task = progress.add_task(asked.name, total=len(folders) * len(asked.videos), note="")
-        for text, folder in folders.items():
-            one = Asked(model, asked.by_schedule[text])
-            folder.mkdir(parents=True, exist_ok=True)
-            check_run(folder, one.facts())
-            progress.advance(task, len(made(folder, asked.videos)))
-            for video, fps in make(one, asked.videos, folder):
-                progress.update(task, advance=1, note=f"{folder.name} {fps:.1f} FPS, {video.name[:30]}")
+        task = progress.add_task(sweeping.asked.name, total=count, completed=count - len(new), note="")
+        for (text, video), fps in spread.each(
+            sweeping, new, lambda item: f"{item[1].name} under {item[0]}", sweeping.device
+        ):
+            note = f"{sweeping.folders[text].name} {fps:.1f} FPS, {video.name[:30]}"
+            progress.update(task, advance=1, note=note)
 
 
 def _speed(schedule: str, folder: Path) -> dict[str, Any]:

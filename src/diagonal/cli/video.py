@@ -18,7 +18,8 @@ from diagonal.cli.options import Computing, Fitting, Json, chosen, flat, given, 
 from diagonal.cli.parallel import FramesShared, Unwritten, follows, shared_frames
 from diagonal.cli.prompts import check_computing, check_is_text
 from diagonal.cli.signing import Watermarking
-from diagonal.cli.video_prompts import Many
+from diagonal.cli.spread import Spread
+from diagonal.cli.video_prompts import Making, Many
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -199,6 +200,7 @@ def video(
     drawn: SamplingOptions,
     output: Output,
     signing: Watermarking,
+    spread: Spread,
     parallel: FramesShared,
 ) -> None:
     """Make a video from a prompt with a diffusion model: frames are written as they complete."""
@@ -216,6 +218,7 @@ def video(
     variant = diffusion_variant(find("models", name), name)
     many = None if shown.prompts is None else Many.of(shown.prompts, shown.each or 1, drawn.seed or 0, output.out_path)
     if many is None:
+        refuse(given(spread), "one video: --ray is for many (--prompts)")
         check_target(output.out_path)
     usual = size.height or variant.size[0], size.width or variant.size[1]
     request = Request(
@@ -234,7 +237,16 @@ def video(
     if many is not None:
         refuse(given(parallel), "--prompts, a file of many")
         many.check(variant, source)
-        many.make(load_video(name, source, computing), request, (output.scale or 1, marking), output.as_json)
+        making = Making(
+            name=name,
+            source=source,
+            computing=computing,
+            request=request,
+            scale=output.scale or 1,
+            signing=signing,
+            out=many.out.resolve(),
+        )
+        many.make(making, variant, spread, output.as_json)
         return
     asked = size.height or size.width  # who says how large it is gets just that
     scale = output.scale or (1 if asked else to_be_seen(variant.size[0]))

@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diagonal.cli import out, print_json, progress_bar
+from diagonal.cli.options import Computing
+from diagonal.cli.signing import Watermarking
+from diagonal.cli.spread import Spread
 
 if TYPE_CHECKING:
     from diagonal.catalog.variants import DiffusionVariant
+    from diagonal.evaluation.prompted import Planned
     from diagonal.generation.components import Weights
     from diagonal.generation.request import Request
-    from diagonal.generation.video import VideoModel
-    from diagonal.media.provenance.writing import Marking
+
+
+@dataclass(frozen=True, kw_only=True)
+class Making:
+    """All that a process needs to make the videos of some prompts: called, it loads the model."""
+
+    name: str
+    source: Weights
+    computing: Computing
+    request: Request
+    scale: int
+    signing: Watermarking
+    out: Path
+
+    def __call__(self) -> Callable[[Planned], float]:
+        """What makes a video, in a folder that has no videos of other models."""
+        from diagonal.cli.video import load_video
+        from diagonal.evaluation.manifest import check_run
+        from diagonal.evaluation.prompted import Asked, make
+
+        model = load_video(self.name, self.source, self.computing)
+        asked = Asked(model, self.request, self.scale, self.signing.marking(None))
+        check_run(self.out, asked.facts())
+        return lambda one: make(asked, one, self.out)
 
 
 @dataclass(frozen=True)
@@ -47,25 +73,25 @@ class Many:
             checks.check_texts(variant, self.prompts)
         made(self.out, planned(self.prompts, self.each, self.seed))
 
-    def make(self, model: VideoModel, request: Request, look: tuple[int, Marking], as_json: bool) -> None:
+    def make(self, making: Making, variant: DiffusionVariant, spread: Spread, as_json: bool) -> None:
         """Make what is not there yet, with a progress bar."""
-        from diagonal.evaluation.manifest import check_run
-        from diagonal.evaluation.prompted import Asked, made, make, planned
+        from diagonal.evaluation.manifest import run_of
+        from diagonal.evaluation.prompted import made, planned
+        from diagonal.generation.load import label_of
 
-        asked, videos = Asked(model, request, *look), planned(self.prompts, self.each, self.seed)
+        videos = planned(self.prompts, self.each, self.seed)
         self.out.mkdir(parents=True, exist_ok=True)
-        check_run(self.out, asked.facts())
-        there = len(made(self.out, videos))
+        there = made(self.out, videos)
+        new = [one for one in videos if one.name not in there]
         with progress_bar("videos") as progress:
-            task = progress.add_task(model.name, total=len(videos), completed=there, note="")
-            for one, fps in make(asked, videos, self.out):
+            task = progress.add_task(making.name, total=len(videos), completed=len(there), note="")
+            for one, fps in spread.each(making, new, lambda one: one.name, making.computing.device):
                 progress.update(task, advance=1, note=f"{fps:.1f} FPS, {one.name[:40]}")
-        numbers = {"videos": len(videos), "made": len(videos) - there, "there": there}
+        weights = label_of(making.name, variant, making.source.transformer)
+        numbers = {"videos": len(videos), "made": len(new), "there": len(there)}
         if as_json:
-            print_json(asked.facts() | {"weights": model.weights, "out": str(self.out)} | numbers)
+            print_json((run_of(self.out) or {}) | {"weights": weights, "out": str(self.out)} | numbers)
             return
-        facts = f"{len(self.prompts)} prompts, {self.each} each; {numbers['made']} made, {there} were there"
-        out.print(
-            f"{len(videos)} videos of {model.name} ({model.weights} weights) in {self.out}: {facts}", markup=False
-        )
+        facts = f"{len(self.prompts)} prompts, {self.each} each; {len(new)} made, {len(there)} were there"
+        out.print(f"{len(videos)} videos of {making.name} ({weights} weights) in {self.out}: {facts}", markup=False)
         out.print("manifest.json has prompt and seed of each, run.json what made them", markup=False)

@@ -15,15 +15,15 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from diagonal.evaluation import manifest
 from diagonal.evaluation.selections import Entry, load
 from diagonal.generation.world import World
-from diagonal.media.files import atomic
+from diagonal.media.files import atomic, locked
 from diagonal.media.video import VideoArray, cover, writer
 from diagonal.planning.plan import Order
 
@@ -64,19 +64,36 @@ def named(schedule: str) -> str:
     return re.sub(r"[:, ]", "-", schedule)
 
 
-def make(asked: Continuation, orders: Sequence[Order], out: Path) -> Iterator[str]:
-    """Make all videos that are not there yet. Yields the name of each that is."""
+class Video(NamedTuple):
+    """One that is to be made: the clip of this number, continued under an order; None: its true frames."""
+
+    order: Order | None
+    number: int
+
+
+def missing(entries: Sequence[Entry], orders: Sequence[Order], out: Path) -> list[Video]:
+    """All videos that are not there yet; their folders are made."""
+    found = []
     for order in (None, *orders):
         folder = folder_of(out, order)
         folder.mkdir(parents=True, exist_ok=True)
-        for number, entry in enumerate(asked.entries):
-            target = folder / f"{entry.name}.mp4"
-            if not target.exists() or (order is not None and entry.name not in times(folder)):
-                _make(asked, order, number, target)
-            yield f"{folder.name} {entry.name}"
+        taken = times(folder)
+        for number, entry in enumerate(entries):
+            is_noted = order is None or entry.name in taken
+            if not (is_noted and (folder / f"{entry.name}.mp4").exists()):
+                found.append(Video(order, number))
+    return found
 
 
-def _make(asked: Continuation, order: Order | None, number: int, target: Path) -> None:
+def make(asked: Continuation, video: Video, out: Path) -> str:
+    """Make a video and write down what it took. Gives its name."""
+    folder, (order, number) = folder_of(out, video.order), video
+    name = asked.entries[number].name
+    _write(asked, order, number, folder / f"{name}.mp4")
+    return f"{folder.name} {name}"
+
+
+def _write(asked: Continuation, order: Order | None, number: int, target: Path) -> None:
     world = asked.world
     footage = load(asked.data, asked.entries[number])
     frames = fitted(footage.frames, world.size)
@@ -119,5 +136,5 @@ def times(folder: Path) -> dict[str, dict[str, float]]:
 
 def note_times(folder: Path, name: str, taken: dict[str, float]) -> None:
     """Keep what a video took."""
-    with atomic(folder / "times.json") as temporary:
+    with locked(folder), atomic(folder / "times.json") as temporary:
         temporary.write_text(json.dumps(times(folder) | {name: taken}, indent=1) + "\n")

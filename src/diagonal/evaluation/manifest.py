@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diagonal.media.files import atomic
+from diagonal.media.files import atomic, locked
 
 NAME, RUN = "manifest.json", "run.json"
 NUMBERED = re.compile(r"(.+)-[0-9]+", re.DOTALL)
@@ -62,8 +62,8 @@ def entries(folder: Path) -> dict[str, dict[str, Any]]:
 
 def add(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
     """Write down what a video is, beside what is written of the others."""
-    content = {"videos": entries(folder) | {name: dict(entry)}}
-    with atomic(folder / NAME) as temporary:
+    with locked(folder), atomic(folder / NAME) as temporary:
+        content = {"videos": entries(folder) | {name: dict(entry)}}
         temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
@@ -83,14 +83,15 @@ def run_of(folder: Path) -> dict[str, Any] | None:
 
 def check_run(folder: Path, facts: Mapping[str, Any]) -> None:
     """Note what a run is (run.json), or refuse to mix it with another one."""
-    other = run_of(folder)
-    if other is not None:
-        for name, value in facts.items():
-            if other.get(name) != value:
-                raise ValueError(
-                    f"{folder} holds videos of another run, where {name} was {other.get(name)}, not {value}: "
-                    "name another --out"
-                )
-        return
-    with atomic(folder / RUN) as temporary:
-        temporary.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    with locked(folder):
+        other = run_of(folder)
+        if other is None:
+            with atomic(folder / RUN) as temporary:
+                temporary.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+            return
+    for name, value in facts.items():
+        if other.get(name) != value:
+            raise ValueError(
+                f"{folder} holds videos of another run, where {name} was {other.get(name)}, not {value}: "
+                "name another --out"
+            )

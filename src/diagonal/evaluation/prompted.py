@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,15 +104,8 @@ def made(out: Path, videos: Sequence[Planned]) -> set[str]:
     return found
 
 
-def make(asked: Asked, videos: Sequence[Planned], out: Path) -> Iterator[tuple[Planned, float]]:
-    """Make all videos that are not there yet. Yields each with its new frames a second."""
-    there = made(out, videos)
-    for one in videos:
-        if one.name not in there:
-            yield one, _make(asked, one, out)
-
-
-def _make(asked: Asked, one: Planned, out: Path) -> float:
+def make(asked: Asked, one: Planned, out: Path) -> float:
+    """Make a video and write down what it is. Gives new frames a second."""
     request = replace(asked.request, prompt=one.prompt, prompt_embeds=None, seed=one.seed)
     session = asked.model.stream(request)
     calls, new, start = 0, 0, time.perf_counter()

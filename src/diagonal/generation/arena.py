@@ -9,7 +9,7 @@ Seats are taken and left between frames. What a session makes does not depend on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -161,18 +161,32 @@ class Arena:
 
     def resume(self, saved: Snapshot | str | Path, alone: bool = False) -> LiveSession:
         """Take a seat and go on where a snapshot was made."""
+        steps = self.resuming(saved if isinstance(saved, Snapshot) else Snapshot.load(saved), alone)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as ended:
+                session: LiveSession = ended.value
+                return session
+
+    def resuming(self, saved: Snapshot, alone: bool = False) -> Generator[None, None, LiveSession]:
+        """The same a frame at a time, so that others may be served in between: each decoded frame is repeated in one
+        step of the generator, which ends with the session. Closed before that, it gives the seat back."""
         self._check_open()
-        saved = saved if isinstance(saved, Snapshot) else Snapshot.load(saved)
         check_snapshot(self.world, saved, self.context)
         row, layout, units = self._take(), self._layout, saved.units_TU
-        given = saved.given
-        self._decoder.begin(row, units[:given].to(self.world.device))
+        given, cells = saved.given, layout.grid.frame_tokens
         turn = Turn(row, saved.seed, saved.frame - len(saved.made), given - 1, given - 1, given)
-        cells = layout.grid.frame_tokens
-        for index, how in enumerate(saved.made, given):
-            turn = turn.next(layout.grid.frames)
-            self._decoder.act([turn], units[index - 1 : index, cells:])
-            self._decoder.decode(self.plan(how), saved.sampling, [turn], units[index : index + 1])
+        try:
+            self._decoder.begin(row, units[:given].to(self.world.device))
+            for index, how in enumerate(saved.made, given):
+                yield
+                turn = turn.next(layout.grid.frames)
+                self._decoder.act([turn], units[index - 1 : index, cells:])
+                self._decoder.decode(self.plan(how), saved.sampling, [turn], units[index : index + 1])
+        except BaseException:  # of the model, or nobody waits for the session any more
+            self._rows.insert(0, row)
+            raise
         past = Past(units, saved.made, self._most(), cells)
         return LiveSession(self, turn, past, saved.order, saved.sampling, alone)
 

@@ -108,9 +108,9 @@ def load_world(
     source, tokenizer = sources
     weights = source.transformer
     check_weights(name, variant, weights)
-    label = str(weights)
+    label = label_of(name, variant, weights)
     if weights is None and variant.embedded:
-        label, weights = checkpoints.EMBEDDED, checkpoints.ASSETS / variant.embedded
+        weights = checkpoints.ASSETS / variant.embedded
     network = find("tokenizers", variant.tokenizer)
     if weights is None or str(weights) == checkpoints.RANDOM:
         if source.lora:
@@ -142,6 +142,15 @@ def load_world(
     if place.device.type in ("cuda", "cpu"):
         kernels_last(world.tokenizer)
     return world
+
+
+def label_of(name: str, variant: Variant | DiffusionVariant, weights: str | Path | None) -> str:
+    """What a loaded model says of its weights: 'embedded', 'random', or where they were."""
+    if name.startswith(HF):
+        return name.removeprefix(HF)
+    if weights is None:
+        return checkpoints.EMBEDDED if variant.embedded else checkpoints.RANDOM
+    return str(weights)
 
 
 def _fill(
@@ -181,9 +190,9 @@ def load_video_model(
     variant, device = find("models", name), check_device(device)
     source = weights if isinstance(weights, Weights) else Weights(weights)
     check_weights(name, variant, source.transformer)
-    label = str(source.transformer)
+    label = label_of(name, variant, source.transformer)
     if source.transformer is None and variant.embedded:
-        label, source = checkpoints.EMBEDDED, replace(source, transformer=checkpoints.ASSETS / variant.embedded)
+        source = replace(source, transformer=checkpoints.ASSETS / variant.embedded)
     if source.random:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -44,3 +44,25 @@ def atomic(path: str | Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """One process at a time, for files of a folder that are read, added to and written again. The lock goes with its
+    process, however that ends. Where the system has no such locks (Windows) one process must do all of it."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:  # network file systems want to write what they lock, and a folder cannot be
+            os.close(handle)
+            handle = os.open(Path(folder) / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -44,6 +44,8 @@ class Metrics:
     dropped: int = 0  # images that were not sent, for the client was behind
     sessions: int = 0  # begun
     refused: int = 0  # for want of a seat
+    kept: int = 0  # snapshots in the store
+    not_kept: int = 0  # snapshots that the store did not take
 
 
 HELP = {
@@ -53,6 +55,8 @@ HELP = {
     "images_dropped_total": ("counter", "Images not sent because the client was behind."),
     "sessions_total": ("counter", "Sessions begun."),
     "refused_total": ("counter", "Sessions refused for want of a seat."),
+    "snapshots_total": ("counter", "Snapshots of sessions that were kept."),
+    "snapshots_failed_total": ("counter", "Snapshots of sessions that the store did not take."),
     "sessions": ("gauge", "Sessions that are open."),
     "seats": ("gauge", "Sessions that there can be."),
     "frame_seconds": ("histogram", "Time of a step, in which frames of several sessions may be made."),
@@ -75,6 +79,8 @@ def exposition(models: Mapping[str, tuple[Metrics, int, int]]) -> str:
             "images_dropped_total": metrics.dropped,
             "sessions_total": metrics.sessions,
             "refused_total": metrics.refused,
+            "snapshots_total": metrics.kept,
+            "snapshots_failed_total": metrics.not_kept,
             "sessions": sessions,
             "seats": seats,
         }

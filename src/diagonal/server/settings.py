@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from diagonal.media.provenance.writing import UNMARKED, Marking
+from diagonal.server.store import StoreLimits
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -44,10 +45,12 @@ class Settings:
     token: str | None = None
     origins: tuple[str, ...] = ()
     seats: int = 8  # sessions of each world at a time
-    data: Path | None = None  # the folder of all that is written; None: nothing is
+    data: Path | None = None  # the folder of all that is written; None: one that goes with the server
+    snapshots: str | None = None  # folder or address where sessions are kept; None: in `data`, if that is given
     marking: Marking = UNMARKED  # of all videos that are written; the command has them signed
     jobs: bool = True  # whether videos are made in the background; servers that share their clients do not share jobs
     limits: Limits = field(default_factory=Limits)
+    keep: StoreLimits = field(default_factory=StoreLimits)  # of the snapshots of sessions
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 2**16:
@@ -61,6 +64,13 @@ class Settings:
                 f"host {self.host} can be reached by others, and no token is given; give one (--token), or stay on "
                 "127.0.0.1"
             )
+
+    @property
+    def store(self) -> str | None:
+        """Where sessions are kept while they are played; None: nowhere, and they end with the server."""
+        if self.snapshots is None and self.data is not None:
+            return str(self.data / "sessions")
+        return self.snapshots
 
     @property
     def local(self) -> bool:

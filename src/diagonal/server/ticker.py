@@ -10,10 +10,10 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -47,6 +47,14 @@ class Joining:
     controls: Controls
 
 
+class Arrival(NamedTuple):
+    """A session whose frames are being repeated, one by one, and who waits for it."""
+
+    steps: Generator[None, None, LiveSession]
+    seated: Callable[[LiveSession], Player]
+    waiting: Future[Player]
+
+
 class Ticker:
     """Players of one world. Its thread runs from `start` to `stop`."""
 
@@ -57,6 +65,7 @@ class Ticker:
         self._fed = int(config.reference_frames) if refill else int(config.frames) - 1
         self.metrics = Metrics()
         self._players: list[Player] = []
+        self._arrivals = deque[Arrival]()
         self._spent, self._now = dict[str, float](), 0.0  # seconds of each schedule, and of the one that was last
         self._tasks = deque[tuple[Callable[[], Any], Future[Any]]]()
         self._news, self._stopping = threading.Condition(), False
@@ -84,11 +93,28 @@ class Ticker:
             self._news.notify()
         return future
 
+    def take_up(self, how: Joining, deliver: Deliver, greeting: Callable[[Player], dict[str, Any]]) -> Future[Player]:
+        """Join where a snapshot was made: the very same frames follow. To that end the frames that were decoded are
+        repeated, each between two frames of those who play. Who cancels the future gives the seat back."""
+        saved, waiting = how.begin, Future[Player]()
+        assert isinstance(saved, Snapshot)
+
+        def seated(session: LiveSession) -> Player:
+            session.update(schedule=how.schedule)
+            return self._seat(session, how, deliver, greeting)
+
+        self.ask(lambda: self._arrivals.append(Arrival(self._arena.resuming(saved), seated, waiting)))
+        return waiting
+
     # What follows runs in the thread.
 
     def join(self, how: Joining, deliver: Deliver, greeting: Callable[[Player], dict[str, Any]]) -> Player:
         """Take a seat, greet, and show the frame that it begins with."""
-        session = self._begin(how.begin, how.seed, how.schedule)
+        return self._seat(self._begin(how.begin, how.seed, how.schedule), how, deliver, greeting)
+
+    def _seat(
+        self, session: LiveSession, how: Joining, deliver: Deliver, greeting: Callable[[Player], dict[str, Any]]
+    ) -> Player:
         timeline = self._timeline_of(session, how.begin)
         player = Player(session, timeline, how.controls, float(self.world.variant.fps), deliver)
         player.paused = how.paused
@@ -154,17 +180,38 @@ class Ticker:
     def _run(self) -> None:
         while True:
             with self._news:
-                if not self._tasks and not self._stopping:
+                if not self._tasks and not self._stopping and not self._arrivals:
                     self._news.wait(self._idle())
                 tasks, stopping = [*self._tasks], self._stopping
                 self._tasks.clear()
             for task, future in tasks:
                 _do(task, future)
             if stopping:
+                for arrival in self._arrivals:
+                    arrival.waiting.cancel()
                 return
             due = self._due()
             if due:
                 self._tick(due)
+            if self._arrivals:
+                self._repeat(self._arrivals[0])
+
+    def _repeat(self, arrival: Arrival) -> None:
+        """One more frame of a session that is taken up."""
+        if not arrival.waiting.cancelled():
+            try:
+                next(arrival.steps)
+                return
+            except StopIteration as ended:
+                session: LiveSession = ended.value
+                _do(lambda: arrival.seated(session), arrival.waiting)
+                if arrival.waiting.cancelled() or arrival.waiting.exception() is not None:
+                    session.close()
+            except Exception as error:
+                failed = error
+                _do(lambda: _raise(failed), arrival.waiting)
+        arrival.steps.close()
+        self._arrivals.popleft()
 
     def _due(self) -> list[Player]:
         """Players whose frame is due, under the schedule that has had the least time. Schedules differ in their time
@@ -234,6 +281,10 @@ class _Watch:
         self._calls += 1
         if 3 * self._calls <= 2 * self._player.calls and self._player.controls.changed(self._taken):
             raise SupersededError
+
+
+def _raise(error: Exception) -> Any:
+    raise error
 
 
 def _do(task: Callable[[], Any], future: Future[Any]) -> None:

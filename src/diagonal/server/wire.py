@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from diagonal.server.store import SESSION_ID
+
 Text = Annotated[str, Field(max_length=256)]
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 Held = Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=32)]
@@ -43,12 +45,13 @@ class Message(BaseModel):
 
 
 class Start(Message):
-    """Begin: from a start view, or where a snapshot was made."""
+    """Begin: from a start view, where a snapshot was made, or where a session was kept that was cut off."""
 
     type: Literal["session.start"]
     model: Text | None = None
     start: Text | None = None
     snapshot: dict[str, Any] | None = None
+    resume: Annotated[str, Field(pattern=SESSION_ID)] | None = None
     seed: Number | None = None
     schedule: Text | None = None
     format: Literal["jpeg", "webp"] = "jpeg"

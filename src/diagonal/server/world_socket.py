@@ -19,6 +19,7 @@ from diagonal.server import wire
 from diagonal.server.controls import Controls
 from diagonal.server.house import House
 from diagonal.server.images import Image, encode
+from diagonal.server.keeping import Kept
 from diagonal.server.outbox import Outbox
 from diagonal.server.player import Delivery, Player, applied
 from diagonal.server.snapshots import checked
@@ -34,6 +35,7 @@ from diagonal.server.sockets import (
     receive_text,
 )
 from diagonal.server.starts import Start
+from diagonal.server.store import StoreError
 from diagonal.server.ticker import Joining, Ticker
 from diagonal.server.wire import RefusedError
 from diagonal.server.world_models import SCHEDULES, ServedWorld
@@ -60,6 +62,9 @@ class WorldSocket:
         self._begin: Start | Snapshot | None = None
         self._player: Player | None = None
         self._errors = self._counted = 0  # wrong messages, and dropped images that are in the metrics
+        self._kept = None
+        if house.keeping is not None:
+            self._kept = Kept(house.keeping, self.id, self.snapshot, self._outbox.say, model.metrics)
 
     @property
     def player(self) -> Player:
@@ -69,24 +74,36 @@ class WorldSocket:
 
     async def run(self) -> None:
         """Play until either side ends it."""
-        start = self._start
-        self._begin = await self._beginning(start.start, start.snapshot)
-        schedule = _schedule(start.schedule or self._model.describe()["default_schedule"])
+        start, ticker, over = self._start, self.ticker, False
+        self._begin = await self._beginning(start)
+        usual = self._model.describe()["default_schedule"]
+        if start.resume is not None and isinstance(self._begin, Snapshot):
+            self._seed, usual = self._begin.seed, str(self._begin.order)
+        schedule = _schedule(start.schedule or usual)
         joining = Joining(self._begin, self._seed, schedule, start.pace, start.paused, self._controls)
-        ticker = self.ticker
-        joined = ticker.ask(lambda: ticker.join(joining, self._deliver, self._greeting))
+        if start.resume is not None:
+            joined = ticker.take_up(joining, self._deliver, self._greeting)
+        else:
+            joined = ticker.ask(lambda: ticker.join(joining, self._deliver, self._greeting))
         try:
             self._player = await _in_words(asyncio.wrap_future(joined))
-            self._house.sessions[self.id] = self
-            if self._house.closing:  # since it was seated
+            if self._house.closing:  # meanwhile
                 raise RefusedError("no_seat", "the server stops; try again later")
+            self._house.sessions[self.id] = self
+            if self._kept is not None:
+                self._kept.shown(self.player.session.index)
             code = await self._converse()
+            over = code == DONE
             await farewell(self._socket, code)
         except WebSocketDisconnect:
             pass  # it is gone, and maybe in the middle of a message to it
         finally:
             self._house.sessions.pop(self.id, None)
+            if self._kept is not None:
+                self._kept.stop()
             await self._leave(joined)
+            if self._kept is not None and over:
+                await self._kept.forget()
 
     @property
     def ticker(self) -> Ticker:
@@ -95,13 +112,23 @@ class WorldSocket:
 
     async def snapshot(self) -> dict[str, Any]:
         """The session as a file."""
-        player = self.player
-        saved: dict[str, Any] = await asyncio.wrap_future(self.ticker.ask(lambda: player.session.snapshot().as_json()))
-        return saved
+        saved = await asyncio.wrap_future(self.ticker.ask(self.player.session.snapshot))
+        return await asyncio.to_thread(saved.as_json)
 
-    def close(self, reason: str, snapshot: dict[str, Any]) -> None:
+    async def stand(self) -> dict[str, Any]:
+        """The same, and no frame is made after it."""
+        player = self.player
+
+        def stand() -> None:
+            player.paused = True
+
+        await asyncio.wrap_future(self.ticker.ask(stand))
+        return await self.snapshot()
+
+    def close(self, reason: str, snapshot: dict[str, Any], is_kept: bool) -> None:
         """The server goes: say so, and end."""
-        self._outbox.say({"type": "session.closing", "reason": reason, "snapshot": snapshot})
+        resume = {"resume": self.id} if is_kept else {}
+        self._outbox.say({"type": "session.closing", "reason": reason, "snapshot": snapshot, **resume})
         self._outbox.close(RESTART)
 
     async def _leave(self, joined: Any) -> None:
@@ -115,13 +142,31 @@ class WorldSocket:
 
         await asyncio.shield(asyncio.wrap_future(ticker.ask(leave)))
 
-    async def _beginning(self, start: str | None, snapshot: Mapping[str, Any] | None) -> Start | Snapshot:
+    async def _beginning(self, asked: wire.Start) -> Start | Snapshot:
+        given = [name for name in ("start", "snapshot", "resume") if vars(asked)[name] is not None]
+        if len(given) > 1:
+            raise RefusedError("bad_value", f"{' and '.join(given)} say where to begin; give one")
+        snapshot = asked.snapshot if asked.resume is None else await self._kept_as(asked.resume)
+        if snapshot is None:
+            return self._view(asked.start)
+        most = self._house.settings.limits.timeline
+        return await asyncio.to_thread(checked, snapshot, self._model.world, most)
+
+    async def _kept_as(self, session_id: str) -> Mapping[str, Any]:
+        """What the store has of a session that was cut off."""
+        keeping = self._house.keeping
+        if keeping is None:
+            raise RefusedError("not_kept", "this server keeps no sessions; it was started without --snapshots")
+        try:
+            found = await keeping.load(session_id)
+        except StoreError as error:
+            raise RefusedError("not_kept", str(error)) from error
+        if found is None:
+            raise RefusedError("not_kept", f"there is no session {session_id} in the store: it is over, or too old")
+        return found
+
+    def _view(self, start: str | None) -> Start:
         starts = self._model.starts
-        if snapshot is not None:
-            if start is not None:
-                raise RefusedError("bad_value", "start and snapshot both say where to begin; give one")
-            most = self._house.settings.limits.timeline
-            return await asyncio.to_thread(checked, snapshot, self._model.world, most)
         if start is None:
             return next(iter(starts.values()))
         if start not in starts:
@@ -140,6 +185,7 @@ class WorldSocket:
             "seed": player.session.seed,
             "schedule": str(player.session.order),
             "frame": player.session.index,
+            "kept_every": None if self._house.keeping is None else self._house.settings.keep.every,
             **shared,
             "limits": most,
         }
@@ -155,6 +201,8 @@ class WorldSocket:
                 self._outbox.close(INTERNAL)
         if delivery.image is not None:
             self._outbox.show(delivery.image, delivery.cut)
+            if self._kept is not None and self._player is not None:
+                self._kept.shown(delivery.image.frame)
 
     async def _converse(self) -> int:
         """Read and write until one of the two ends; gives the close code."""
@@ -266,7 +314,7 @@ class WorldSocket:
                 task = ticker.ask(lambda: player.update(known, paused, paced, update_id))
             case wire.Reset(seed=seed, start=start):
                 assert self._begin is not None
-                self._begin = self._begin if start is None else await self._beginning(start, None)
+                self._begin = self._begin if start is None else self._view(start)
                 self._seed = self._seed if seed is None else seed
                 begin, said = self._begin, applied("reset", 0)
                 task = ticker.ask(lambda: ticker.reset(player, begin, self._seed, said))

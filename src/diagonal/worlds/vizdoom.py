@@ -302,20 +302,26 @@ def shards(
 def record(planned: Sequence[Shard], workers: int = 1) -> Iterator[int]:
     """Write the shards, of one recording or of several in folders of their own, with several processes, no more than
     there are new shards; yields the frames of each as it is done, in their order."""
-    folders = dict.fromkeys(shard.folder for shard in planned)
-    for folder in folders:
-        check_folder([shard for shard in planned if shard.folder == folder])
-    workers = min(workers, sum(not shard.path.exists() for shard in planned))
-    if workers:
-        _vizdoom()  # refused before a folder is made
-    for folder in folders:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+    workers = min(workers, len(prepare(planned)))
     if workers < 2:
         yield from (shard.record() for shard in planned)
         return
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         for done in [pool.submit(shard.record) for shard in planned]:
             yield done.result()
+
+
+def prepare(planned: Sequence[Shard]) -> list[Shard]:
+    """Make the folders of shards, or refuse them, and give those shards that are not there yet."""
+    folders = dict.fromkeys(shard.folder for shard in planned)
+    for folder in folders:
+        check_folder([shard for shard in planned if shard.folder == folder])
+    new = [shard for shard in planned if not shard.path.exists()]
+    if new:
+        _vizdoom()  # refused before a folder is made
+    for folder in folders:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    return new
 
 
 def read_recording(path: Path, size: tuple[int, int]) -> Recorded:

@@ -68,6 +68,17 @@ export class Branches {
     this.dim();
   }
 
+  /** Forget what the current branch shows after a frame. */
+  cut(frame) {
+    for (const thumb of [...this.root.children]) {
+      const isLater = Number(thumb.dataset.branch) === this.tree.current.id && Number(thumb.dataset.frame) > frame;
+      if (isLater && this.looked?.thumb === thumb) this.mark(null);
+      if (isLater) thumb.remove();
+    }
+    this.tree.cut(frame);
+    this.describe();
+  }
+
   /** Scroll to the newest frame, but for somebody who looks around. */
   follow(thumb = this.root.lastElementChild) {
     if (!thumb || this.play.state !== "playing") return;

@@ -61,9 +61,12 @@ export class Connection {
   closed(event) {
     clearInterval(this.pings);
     const reason = this.error?.message || CLOSED[event.code] || event.reason;
-    this.hand("closed", { code: this.error?.code ?? event.code, reason });
+    this.hand("closed", { code: this.error?.code ?? event.code, reason, isCut: CUT.includes(event.code) });
   }
 }
+
+// A session may go on elsewhere: its server is gone, or goes, or has no seat yet for who comes back.
+const CUT = [1001, 1006, 1012, 1013];
 
 const CLOSED = {
   1006: "The server cannot be reached.",

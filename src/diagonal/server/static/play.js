@@ -12,6 +12,7 @@ import { picture, Settings, title } from "./settings.js";
 import { Stage } from "./stage.js";
 
 const KEEP_EVERY = 3000; // ms between two snapshots for the next load of the page
+const RETURNS = 12; // attempts to take up a session that was cut off, with longer and longer waits: a minute and a half
 const PATIENCE = 10 * 60_000; // ms that a paused game keeps its seat
 const at = (id) => document.getElementById(id);
 
@@ -109,9 +110,23 @@ export class Play {
     else this.keys.repeat();
   }
 
+  /** Take the session up that was cut off, at any server that finds it: whether that is tried. */
+  comeBack(why) {
+    if (!why.isCut || !this.resume || this.returns >= RETURNS) return false;
+    this.become("starting", "Connection lost: taking the session up");
+    const wait = Math.min(10_000, 250 * 2 ** this.returns) * (0.5 + Math.random());
+    this.returns += 1;
+    const { id, paused } = this.resume;
+    this.returning = setTimeout(() => this.begin({ resume: id, paused }), wait);
+    return true;
+  }
+
   begin(start) {
     this.isPaused = start.paused ?? false;
-    this.become("starting", start.snapshot ? "Taking the session up: its frames are computed once more" : "Starting");
+    const isOld = start.snapshot || start.resume;
+    this.isBack = Boolean(start.resume);
+    if (!this.isBack) this.resume = null;
+    this.become("starting", isOld ? "Taking the session up: its frames are computed once more" : "Starting");
     this.game.begin(this.world.id, { pace: this.settings.pace, ...start });
   }
 
@@ -145,6 +160,10 @@ export class Play {
     this.settings.follow(message);
     at("video").href = address(`/v1/sessions/${message.session_id}/recording`);
     this.keptAt = performance.now();
+    if (this.isBack) this.branches.cut(message.frame); // what was shown after it is made once more
+    this.isBack = false;
+    this.resume = message.kept_every ? { id: message.session_id, paused: false } : null;
+    this.returns = 0;
     this.become(this.isPaused ? "paused" : "playing");
     this.keys.repeat(); // the key that began the game is down still
   }
@@ -164,6 +183,8 @@ export class Play {
   closed(why) {
     this.keys.release();
     if (why.code === "bad_snapshot") this.kept.clear();
+    if (this.comeBack(why)) return;
+    if (this.resume && why.code === "not_kept") return this.goOn(this.kept.load()?.snapshot);
     this.become("ended", why.reason || "The session ended.");
   }
 
@@ -191,8 +212,10 @@ export class Play {
 
   become(state, why = "") {
     this.state = state;
+    if (this.resume && state !== "starting") this.resume.paused = state === "paused";
     document.body.dataset.state = state;
     clearTimeout(this.leaving);
+    clearTimeout(this.returning);
     if (state === "paused") this.leaving = setTimeout(() => this.leave(), PATIENCE);
     const hasSeat = ["playing", "paused"].includes(state);
     for (const id of ["pause", "reset", "save"]) at(id).disabled = !hasSeat;

@@ -28,6 +28,17 @@ export class Tree {
     return true;
   }
 
+  /** Forget the pictures of the current branch after a frame. */
+  cut(frame) {
+    const { pictures } = this.current;
+    for (const [number, url] of [...pictures]) {
+      if (number <= frame) continue;
+      URL.revokeObjectURL(url);
+      pictures.delete(number);
+    }
+    this.order = this.order.filter(([branch, number]) => branch !== this.current || number <= frame);
+  }
+
   /** Go on from a frame of a branch, which may be one of the branch that it grew from. `end` is the snapshot of where
    * the current branch was left. */
   fork(branch, frame, end) {
