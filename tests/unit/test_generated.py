@@ -13,7 +13,7 @@ import pytest
 
 from diagonal.evaluation import generated, pairs
 from diagonal.evaluation.folders import Folder
-from diagonal.evaluation.generated import Continuation, make, times
+from diagonal.evaluation.generated import Continuation, make, missing, times
 from diagonal.evaluation.selections import choose, load
 from diagonal.generation.load import load as load_world
 from diagonal.media.video import read, writer
@@ -32,6 +32,11 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Continuation:
             file.write(made_weights.clip(name, 9, 64, 96).permute(0, 2, 3, 1).numpy())
     world = load_world("cosmos/tiny", "random")
     return Continuation(world, data, choose(data, 3, 9), context=1, seed=0)
+
+
+def make_missing(asked: Continuation, out: Path) -> None:
+    for video in missing(asked.entries, ORDERS, out):
+        make(asked, video, out)
 
 
 def full_after(left: int, monkeypatch: pytest.MonkeyPatch, module: Any = generated) -> None:
@@ -58,12 +63,12 @@ def test_a_full_disk_leaves_whole_videos_and_the_next_run_makes_the_others(
 ) -> None:
     full_after(4, monkeypatch)
     with pytest.raises(OSError, match=r"No space left on device: .*diagonal-k=2-d=3/0001-\w+\.mp4"):
-        list(make(asked, ORDERS, tmp_path))
+        make_missing(asked, tmp_path)
     monkeypatch.undo()
     before = videos(tmp_path)
     assert len(before) == 4 and all(len(read(tmp_path / name)) == 8 for name in before)
     assert not list(tmp_path.rglob(".*"))
-    list(make(asked, ORDERS, tmp_path))
+    make_missing(asked, tmp_path)
     after = videos(tmp_path)
     assert len(after) == 6 and before.items() <= after.items()
     assert len(times(tmp_path / "videos" / "diagonal-k=2-d=3")) == 3
@@ -77,11 +82,11 @@ def test_a_video_whose_time_could_not_be_noted_is_made_again(
 
     monkeypatch.setattr(generated, "note_times", full)
     with pytest.raises(OSError, match="No space left"):
-        list(make(asked, ORDERS, tmp_path))
+        make_missing(asked, tmp_path)
     monkeypatch.undo()
     before = videos(tmp_path)
     first = read(tmp_path / next(iter(before)))
-    list(make(asked, ORDERS, tmp_path))
+    make_missing(asked, tmp_path)
     after = videos(tmp_path)
     assert sum(after[name] != time for name, time in before.items()) == 1
     np.testing.assert_array_equal(read(tmp_path / next(iter(before))), first)  # the seed is that of the clip
@@ -90,7 +95,7 @@ def test_a_video_whose_time_could_not_be_noted_is_made_again(
 def test_a_study_that_does_not_fit_on_the_disk_is_not_there(
     asked: Continuation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    list(make(asked, ORDERS, tmp_path))
+    make_missing(asked, tmp_path)
     runs = [tmp_path / "videos" / name for name in ("real", "diagonal-k=2-d=3")]
     study = pairs.plan_study(runs[0], runs[1], ("overall",), (3, 0), 1)
     full_after(3, monkeypatch, pairs)
