@@ -18,6 +18,7 @@ from diagonal.engine.ranks import Ranks, ranks_of, shares
 from diagonal.generation.load import load
 from diagonal.generation.request import Request
 from diagonal.generation.video import VideoModel
+from diagonal.scale.parallel import check_sequence_parallel
 from diagonal.tokenizers.by_rows import DecoderByRows
 from tests.processes import launch
 
@@ -92,6 +93,8 @@ def test_what_ranks_cannot_share_is_refused() -> None:
     model = load("wan/tiny", "random")
     with pytest.raises(ValueError, match=r"4 heads, which 3 GPUs cannot share evenly.* 2 or 4 of them"):
         model.shared_by(Ranks(0, 3, CPU))
+    with pytest.raises(ValueError, match="a Magi is not shared among GPUs"):
+        check_sequence_parallel("magi/tiny", 2)
     small = model.shared_by(Ranks(0, 4, CPU))
     with pytest.raises(ValueError, match="3x3 tokens of a frame cannot be shared by 4 GPUs"):
         small.generate(replace(PLAIN, height=48, width=48, num_frames=9))

@@ -44,6 +44,7 @@ from diagonal.generation.session import Clip, collect
 from diagonal.planning.presets import Preset
 from diagonal.text.encoders import embed
 from diagonal.tokenizers.by_rows import DecoderByRows
+from diagonal.tokenizers.wan_vae import WanVAE
 
 OUTPUTS = ("np", "pt", "latent")
 
@@ -85,7 +86,7 @@ class VideoModel:
         other = copy(self)
         other.runner = SequenceParallel(self.model, ranks)
         other.warm = Warm[tuple[tuple[WindowCache, ...], DiffusionModel]]()
-        if self.vae is not None:
+        if isinstance(self.vae, WanVAE):
             other.vae = DecoderByRows(self.vae, ranks)
         return other
 

@@ -45,7 +45,8 @@ class DecoderByRows:
     """A Wan VAE that decodes with the other ranks; called like the VAE itself, in every process alike."""
 
     def __init__(self, vae: WanVAE, ranks: Ranks) -> None:
-        self.vae, self.ranks, self.stride, self.first = vae, ranks, vae.stride, vae.first
+        self.vae, self.ranks = vae, ranks
+        self.config, self.patch, self.stride, self.first = vae.config, vae.patch, vae.stride, vae.first
         self._rows: _Rows | None = None
         for layer in vae.decoder.modules():
             if isinstance(layer, Conv) and layer.kernel_size[1] > 1:
