@@ -149,7 +149,7 @@ class Fitting:
 
     panel: ClassVar[str] = "Prompt"
 
-    resize: Annotated[bool, typer.Option("--resize", help="Stretch pictures and clips to the frame size.")] = False
+    resize: Annotated[bool, typer.Option("--resize", help="Stretch pictures to the frame size.")] = False
     crop: Annotated[bool, typer.Option("--crop", help="Scale them to cover the frame and cut their middle.")] = False
 
     def __post_init__(self) -> None:

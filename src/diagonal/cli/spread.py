@@ -21,19 +21,11 @@ class Spread:
 
     panel: ClassVar[str] = "Ray"
 
-    ray: Annotated[
-        bool, typer.Option("--ray", help="Spread it over actors of a Ray cluster, each with a model of its own.")
-    ] = False
-    actors: Annotated[
-        int | None, typer.Option(min=1, help="How many. Default: one a GPU with --device cuda, else one for two cores.")
-    ] = None
-    gpus_per_actor: Annotated[
-        float | None, typer.Option(min=0, help="0.5: two share one. Default: 1 with --device cuda, else 0.")
-    ] = None
+    ray: Annotated[bool, typer.Option("--ray", help="Over actors of Ray, with a model each.")] = False
+    actors: Annotated[int | None, typer.Option(min=1, help="How many. Default: one for each GPU.")] = None
+    gpus_per_actor: Annotated[float | None, typer.Option(min=0, help="0.5: two share one. Default: 1 on cuda.")] = None
     cpus_per_actor: Annotated[float | None, typer.Option(min=0, help="Default: 1.")] = None
-    ray_address: Annotated[
-        str | None, typer.Option(help="HOST:PORT or 'auto': a cluster. Default: one of this machine, for now.")
-    ] = None
+    ray_address: Annotated[str | None, typer.Option(help="HOST:PORT or 'auto'. Default: this machine.")] = None
 
     def __post_init__(self) -> None:
         if not self.ray:

@@ -79,7 +79,7 @@ class Shown:
             help="File of prompts, a video each: one a line, VidProM's .csv, VBench's .json; --out: a folder."
         ),
     ] = None
-    each: Annotated[int | None, typer.Option(min=1, help="Videos of each of --prompts. Default: 1; VBench: 5.")] = None
+    each: Annotated[int | None, typer.Option(min=1, help="Of each prompt. Default: 1; VBench: 5.")] = None
     prompt_embeds: Annotated[
         Path | None, typer.Option("--prompt-embeds", "--text-embeds", help="Its embeddings instead, from a file.")
     ] = None
@@ -89,9 +89,7 @@ class Shown:
     negative_prompt: Annotated[str | None, typer.Option(help="Guided away from it; for presets with guidance.")] = None
     image: Annotated[Path | None, typer.Option(help="Picture to begin with.")] = None
     video: Annotated[Path | None, typer.Option(help="Clip to go on from.")] = None
-    prompt_frames: Annotated[
-        int | None, typer.Option(min=1, help="Last frames of --video that are used. Default: all.")
-    ] = None
+    prompt_frames: Annotated[int | None, typer.Option(min=1, help="Last ones of --video. Default: all.")] = None
 
     def __post_init__(self) -> None:
         if self.image is not None and self.video is not None:
