@@ -13,7 +13,8 @@ from diagonal.evaluation.prompted import LONGEST, planned
 from diagonal.media import video
 from tests.e2e.conftest import numbers_of
 
-MODEL = ("video", "--model", "wan/tiny", "--height", "32", "--width", "48", "--dtype", "float32", "--num-frames", "9")
+SMALL = ("--height", "32", "--width", "48", "--dtype", "float32", "--num-frames", "9")
+MODEL = ("video", "--model", "wan/tiny", *SMALL, "--no-watermark")  # whose run is another number in each
 DOOM = ("--model", "doom-t2v", "--height", "96", "--width", "128", "--num-frames", "11")
 
 

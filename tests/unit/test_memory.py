@@ -17,6 +17,7 @@ from diagonal.engine.attention import Plain
 from diagonal.engine.kernels.device import SWITCH
 from diagonal.engine.sampler import Sampler
 from diagonal.generation.memory import GB, SAMPLED, estimate
+from diagonal.models.videogpt import Steered, Steering, VideoGPT
 from diagonal.planning.grid import Grid, Layout
 from diagonal.planning.plan import Plan, make_plan
 from diagonal.planning.sampling import Sampling
@@ -78,8 +79,9 @@ class Live(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
+        there = {value.untyped_storage()._cdata for value in tree_iter((args, kwargs)) if isinstance(value, Tensor)}
         for value in tree_iter(made):
-            if isinstance(value, Tensor) and value.untyped_storage()._cdata not in self.sizes:
+            if isinstance(value, Tensor) and value.untyped_storage()._cdata not in self.sizes.keys() | there:
                 storage = value.untyped_storage()
                 self.sizes[storage._cdata] = storage.nbytes()
                 self.now += storage.nbytes()
@@ -100,6 +102,10 @@ class Kernel(Plain):
     def layer(self, index: int) -> Self:
         return self
 
+    def restricted(self, sees: Any, slots_S: Tensor) -> Self:
+        """A sparse model's own rule: a mask like any other."""
+        return self
+
     def attend(self, q_BHSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor) -> Tensor:
         group = q_BHSD.shape[1] // k_BKSD.shape[1]
         packed = q_BHSD.unflatten(1, (-1, group)).flatten(2, 3)
@@ -111,6 +117,18 @@ class Kernel(Plain):
         return out
 
 
+def bound(model: Any) -> Any:
+    """A model with what its videos go by, if they go by something."""
+    steering = Steering()
+    if isinstance(model, VideoGPT) and model.config.classes:
+        steering = Steering(label_B=torch.zeros(2, dtype=torch.long))
+    if isinstance(model, VideoGPT) and model.config.given:
+        config = model.config
+        sides = (2, config.given, config.picture_rows, config.picture_cols, config.picture.groups[-1])
+        steering = model.steering(torch.zeros(sides, dtype=model.sos.dtype))
+    return Steered(model, steering) if isinstance(model, VideoGPT) else model
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", [name for name in TOKENS if name not in TINY])
 def test_activations_are_those_of_a_forward_over_the_prompt(name: str, dtype: torch.dtype) -> None:
@@ -119,12 +137,14 @@ def test_activations_are_those_of_a_forward_over_the_prompt(name: str, dtype: to
     inputs = len(plan.steps[0].read)
     with torch.device("meta"):
         model: Any = build(find("models", name).config).to(dtype)
+        with torch.inference_mode():
+            model = bound(model)
         with torch.inference_mode(), Live() as live:
             mask = torch.ones(inputs, inputs, dtype=torch.bool)
             tokens = torch.zeros(2, inputs, dtype=torch.long)
             model(tokens, torch.arange(inputs), Kernel(mask), torch.zeros(1, dtype=torch.long))
     predicted = estimate(find("models", name), [plan], 2, dtype).activations
-    assert 0.9 < predicted / live.peak < 1.4
+    assert 0.9 < predicted / live.peak < 1.4, predicted / live.peak
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_p=0.8), Sampling(top_k=9, top_p=0.8)], ids=str)

@@ -116,11 +116,11 @@ class Norm(nn.Module):
         centred = x_BSM - x_BSM.mean(-1, keepdim=True)
         scaled = centred * (EPS + torch.rsqrt(centred.square().mean(-1, keepdim=True)))
         if not self._classes:
-            plain: Tensor = scaled * self.g + self.b
+            plain: Tensor = torch.addcmul(self.b, scaled, self.g)
             return plain
         assert label_B is not None
         gain_BM, shift_BM = 1 + self.w.weight.t()[label_B], self.wb.weight.t()[label_B]
-        return scaled * gain_BM[:, None] + shift_BM[:, None]
+        return torch.addcmul(shift_BM[:, None], scaled, gain_BM[:, None])
 
 
 class Attention(nn.Module):
@@ -141,7 +141,9 @@ class Gelu2(nn.Module):
     """x sigmoid(1.702 x)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(1.702 * x)
+        gate = (1.702 * x).sigmoid_()
+        # In place where no gradient needs the gate: this is the most that a layer holds at once.
+        return gate * x if torch.is_grad_enabled() else gate.mul_(x)
 
 
 class Block(nn.Module):
@@ -238,9 +240,7 @@ class VideoGPT(nn.Module):
             raise ValueError("videos of this model are of a class each, and none is given; world.steered(label=...)")
         if bool(self.config.given) > (steered.context is not None):
             raise ValueError("videos of this model go by pictures, and none are given; world.steered(pictures=...)")
-        known = self.fc_in(self.codes(tokens_BS.clamp(max=self.config.codebook - 1)))
-        x_BSM = torch.where((tokens_BS == self.config.codebook)[..., None], self.sos, known)
-        x_BSM = x_BSM + self.positions(slots_S)
+        x_BSM = self._embedded(tokens_BS) + self.positions(slots_S)
         if self.config.sparse:
             memory = cast(SparseMemory, memory).restricted(self._sees, slots_S)
         for index, block in enumerate(self.blocks):
@@ -249,6 +249,11 @@ class VideoGPT(nn.Module):
         (x_BSM,) = kept(keep, x_BSM)
         logits: Tensor = self.head(self.norm(x_BSM, steered.label_B))
         return logits
+
+    def _embedded(self, tokens_BS: Tensor) -> Tensor:
+        """Codes as the VQ-VAE has them, made as wide as the model; the start is a vector of its own."""
+        known = self.fc_in(self.codes(tokens_BS.clamp(max=self.config.codebook - 1)))
+        return torch.where((tokens_BS == self.config.codebook)[..., None], self.sos, known)
 
     def _sees(self, query: Tensor, key: Tensor) -> Tensor:
         return sees(query, key, self.config.rows * self.config.cols)
