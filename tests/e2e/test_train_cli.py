@@ -348,7 +348,7 @@ WRONG = {
     "no judge": (["train", "judge", "--recipe", "mcar", "--data", "{}/data", "--out", "x"], ["mcar", "no judge"]),
     "no tokenizer to train": (
         ["train", "tokenizer", "--recipe", "mcar", "--data", "{}/data", "--out", "x"],
-        ["mcar/300m", "no tokenizer"],
+        ["mcar/300m", "--tokenizer"],
     ),
     "lpips nowhere": (
         ["train", "tokenizer", "--recipe", "smoke", "--data", "{}/data", "--out", "x", "--lpips", "none.safetensors"],

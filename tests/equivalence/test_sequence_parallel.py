@@ -93,7 +93,7 @@ def test_what_ranks_cannot_share_is_refused() -> None:
     model = load("wan/tiny", "random")
     with pytest.raises(ValueError, match=r"4 heads, which 3 GPUs cannot share evenly.* 2 or 4 of them"):
         model.shared_by(Ranks(0, 3, CPU))
-    with pytest.raises(ValueError, match="a Magi is not shared among GPUs"):
+    with pytest.raises(ValueError, match="magi/tiny denoises chunks together, which are not divided among GPUs"):
         check_sequence_parallel("magi/tiny", 2)
     small = model.shared_by(Ranks(0, 4, CPU))
     with pytest.raises(ValueError, match="3x3 tokens of a frame cannot be shared by 4 GPUs"):

@@ -15,9 +15,9 @@ kernel makes of the mask S * L. Feed-forward holds the residual, the norm, the r
 what is made of it. Only sampled positions have logits: in float32, sorted and summed in float64 where top-p needs it,
 and 64 bits of noise for each; where Triton is, a kernel reads them as they are, and takes less.
 
-Not counted: pixels while the tokenizer works, what layers keep of pictures that steer a video, the CUDA context, and the
-allocator's gaps. A card called 24 GB has 24 GiB, 7 % more than the 24 * 10^9 bytes it is taken for here; the rest is
-theirs. On a CPU the cache is in float32, whatever the weights are.
+Not counted: pixels while the tokenizer works, what layers keep of pictures that steer a video, the CUDA context, and
+the allocator's gaps. A card called 24 GB has 24 GiB, 7 % more than the 24 * 10^9 bytes it is taken for here; the rest
+is theirs. On a CPU the cache is in float32, whatever the weights are.
 """
 
 from __future__ import annotations

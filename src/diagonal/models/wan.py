@@ -193,7 +193,6 @@ class Wan(nn.Module):
         aliases=DIFFUSERS,
     )
     rotate = staticmethod(rotate_pairs)
-    by_rows = True  # tokens meet in self-attention alone: several GPUs may have some rows of a frame each
 
     def __init__(self, config: Config) -> None:
         super().__init__()

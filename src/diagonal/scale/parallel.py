@@ -43,9 +43,10 @@ def check_tensor_parallel(name: str, world: int) -> None:
 
 def check_sequence_parallel(name: str, world: int) -> None:
     """Refuse a diffusion model whose heads so many GPUs cannot share."""
+    if world == 1:
+        return
     variant = diffusion_variant(find("models", name), name)
-    if world > 1:
-        check_shared(name, variant)
+    check_shared(name, variant)
     with torch.device("meta"):
         SequenceParallel(cast(DiffusionModel, variant.config.build()), Ranks(0, world, torch.device("meta")))
 

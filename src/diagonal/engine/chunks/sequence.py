@@ -31,8 +31,6 @@ class SequenceParallel:
     ranks: Ranks
 
     def __post_init__(self) -> None:
-        if "by_rows" not in vars(type(self.model)):
-            raise ValueError(f"a {type(self.model).__name__} is not shared among GPUs; run it on one")
         heads, world = self.model.cache_spec.kv_heads, self.ranks.world
         if heads % world:
             fit = [str(one) for one in range(2, heads + 1) if heads % one == 0]
