@@ -183,3 +183,18 @@ def kept(keep: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
 def rope_1d(positions: Tensor, head_dim: int, theta: float) -> Rope:
     """cos and sin (S, D), or (B, S, D) of positions (B, S), of position * theta^(-2i/D)."""
     return select.rope_1d(positions, head_dim, theta)
+
+
+class AxisPositions(nn.Module):
+    """Learned vectors of frame, row and column, side by side."""
+
+    def __init__(self, sides: tuple[int, int, int], width: int) -> None:
+        super().__init__()
+        self.emb = nn.ParameterDict({f"d_{axis}": torch.randn(side, width // 3) for axis, side in enumerate(sides)})
+
+    def forward(self, cells: Tensor) -> Tensor:
+        """Of cells by number; that behind the last one, whose output nobody asks for, has the last frame's."""
+        tables = [self.emb[f"d_{axis}"] for axis in range(3)]
+        frames, rows, cols = (len(table) for table in tables)
+        places = ((cells // (rows * cols)).clamp(max=frames - 1), cells // cols % rows, cells % cols)
+        return torch.cat([table[place] for table, place in zip(tables, places, strict=True)], dim=-1)

@@ -21,7 +21,7 @@ from diagonal.engine.heads import Heads
 from diagonal.engine.protocols import CacheSpec
 from diagonal.engine.tokens.protocols import SparseMemory, TokenLayerMemory, TokenMemory
 from diagonal.models.frame_encoder import FrameEncoder, PictureAttention, Widths
-from diagonal.models.layers import kept
+from diagonal.models.layers import AxisPositions, kept
 from diagonal.planning.sampling import Sampling
 
 EPS = 1e-5  # added to 1/std, not under the root
@@ -86,21 +86,6 @@ def sees(query: Tensor, key: Tensor, frame_tokens: int) -> Tensor:
     return (own % stripes == other % stripes) | (own - other <= STRIPES)
 
 
-class AxisPositions(nn.Module):
-    """Learned vectors of frame, row and column, side by side."""
-
-    def __init__(self, sides: tuple[int, int, int], width: int) -> None:
-        super().__init__()
-        self.emb = nn.ParameterDict({f"d_{axis}": torch.randn(side, width // 3) for axis, side in enumerate(sides)})
-
-    def forward(self, cells: Tensor) -> Tensor:
-        """Of cells by number; that behind the last one, whose output nobody asks for, has the last frame's."""
-        tables = [self.emb[f"d_{axis}"] for axis in range(3)]
-        frames, rows, cols = (len(table) for table in tables)
-        places = ((cells // (rows * cols)).clamp(max=frames - 1), cells // cols % rows, cells % cols)
-        return torch.cat([table[place] for table, place in zip(tables, places, strict=True)], dim=-1)
-
-
 class Norm(nn.Module):
     """(x - mean) (1e-5 + 1 / std) g + b; where videos have a class, g and b are 1 + w and wb of that class."""
 
@@ -116,8 +101,7 @@ class Norm(nn.Module):
         centred = x_BSM - x_BSM.mean(-1, keepdim=True)
         scaled = centred * (EPS + torch.rsqrt(centred.square().mean(-1, keepdim=True)))
         if not self._classes:
-            plain: Tensor = torch.addcmul(self.b, scaled, self.g)
-            return plain
+            return torch.addcmul(self.b, scaled, self.g)
         assert label_B is not None
         gain_BM, shift_BM = 1 + self.w.weight.t()[label_B], self.wb.weight.t()[label_B]
         return torch.addcmul(shift_BM[:, None], scaled, gain_BM[:, None])
@@ -141,8 +125,9 @@ class Gelu2(nn.Module):
     """x sigmoid(1.702 x)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        gate = (1.702 * x).sigmoid_()
-        # In place where no gradient needs the gate: this is the most that a layer holds at once.
+        gate = (
+            1.702 * x
+        ).sigmoid_()  # in place where no gradient needs it: this is the most that a layer holds at once
         return gate * x if torch.is_grad_enabled() else gate.mul_(x)
 
 
@@ -252,8 +237,9 @@ class VideoGPT(nn.Module):
 
     def _embedded(self, tokens_BS: Tensor) -> Tensor:
         """Codes as the VQ-VAE has them, made as wide as the model; the start is a vector of its own."""
-        known = self.fc_in(self.codes(tokens_BS.clamp(max=self.config.codebook - 1)))
-        return torch.where((tokens_BS == self.config.codebook)[..., None], self.sos, known)
+        start = self.config.codebook
+        known = self.fc_in(self.codes(tokens_BS.clamp(max=start - 1)))
+        return torch.where((tokens_BS == start)[..., None], self.sos, known)
 
     def _sees(self, query: Tensor, key: Tensor) -> Tensor:
         return sees(query, key, self.config.rows * self.config.cols)
