@@ -39,7 +39,8 @@ def video() -> Video:
 def test_features_are_those_of_the_reference(folder: Path, video: Video, variant: str) -> None:
     for kind in (FdEfficientnet, MmdEfficientnet):
         seen = kind(Setting(variant, folder)).look(video, None)
-        np.testing.assert_allclose(seen, FOUND[f"a.{variant}"].numpy(), atol=FACTS["tolerance"])
+        # Features up to 6 in single precision, which processors round apart.
+        np.testing.assert_allclose(seen, FOUND[f"a.{variant}"].numpy(), atol=FACTS["tolerance"], rtol=1e-5)
 
 
 def test_consistency_is_vbench_s_formula_on_them(folder: Path, video: Video) -> None:

@@ -347,32 +347,28 @@ def _precise(name: str) -> bool:
     return (parts[2] if parts[0] == "blocks" else parts[0]) in PRECISE
 
 
+def _released(config: Config, size: tuple[int, int], preset: str) -> DiffusionVariant:
+    return DiffusionVariant(
+        config,
+        vae="magi/vae",
+        preview="",
+        text="t5-v1.1-xxl",
+        licence="Apache-2.0",
+        source="sand-ai/MAGI-1",
+        fps=24,
+        size=size,
+        frames=96,
+        preset=preset,
+        pipelined=True,
+    )
+
+
 VARIANTS = {
-    "4.5b": DiffusionVariant(
-        Config(dim=3072, ffn=12288, layers=34, heads=24, kv_heads=8),
-        vae="magi/vae",
-        preview="",
-        text="t5-v1.1-xxl",
-        licence="Apache-2.0",
-        source="sand-ai/MAGI-1",
-        fps=24,
-        size=(720, 720),
-        frames=96,
-        preset="magi",
-        pipelined=True,
-    ),
-    "24b": DiffusionVariant(
+    "4.5b": _released(Config(dim=3072, ffn=12288, layers=34, heads=24, kv_heads=8), (720, 720), "magi"),
+    "24b": _released(
         Config(dim=6144, ffn=16384, layers=48, heads=48, kv_heads=8, gated=True, copies=2, scale=0.1),
-        vae="magi/vae",
-        preview="",
-        text="t5-v1.1-xxl",
-        licence="Apache-2.0",
-        source="sand-ai/MAGI-1",
-        fps=24,
-        size=(720, 1280),
-        frames=96,
-        preset="magi-24b",
-        pipelined=True,
+        (720, 1280),
+        "magi-24b",
     ),
     "tiny": DiffusionVariant(
         Config(dim=64, ffn=128, layers=2, heads=4, kv_heads=2, head_dim=16, text_dim=48, text_length=16),

@@ -61,31 +61,13 @@ class Bodies:
 
     async def _multipart(self, request: Request) -> Body:
         stream, most = self._stream(request, self._limits.upload_bytes), self._limits.message_bytes
-        try:
-            parser = MultiPartParser(request.headers, stream, max_files=1, max_fields=FIELDS, max_part_size=most)
-            parser.spool_max_size = self._limits.upload_bytes + 1  # never a file elsewhere
-            form = await parser.parse()
-        except MultiPartException as error:
-            raise RefusedError("bad_form", f"the form cannot be read: {error.message}") from error
-        finally:
-            await stream.aclose()
-        try:
-            return await _sorted(form.multi_items())
-        finally:
-            await form.close()
+        parser = MultiPartParser(request.headers, stream, max_files=1, max_fields=FIELDS, max_part_size=most)
+        parser.spool_max_size = self._limits.upload_bytes + 1  # never a file elsewhere
+        return await _parsed(parser, stream)
 
     async def _form(self, request: Request) -> Body:
         stream = self._stream(request, self._limits.message_bytes)
-        try:
-            form = await FormParser(request.headers, stream, max_fields=FIELDS).parse()
-        except MultiPartException as error:
-            raise RefusedError("bad_form", f"the form cannot be read: {error.message}") from error
-        finally:
-            await stream.aclose()
-        try:
-            return await _sorted(form.multi_items())
-        finally:
-            await form.close()
+        return await _parsed(FormParser(request.headers, stream, max_fields=FIELDS), stream)
 
     async def _json(self, request: Request) -> Body:
         stream = self._stream(request, self._limits.start_bytes)
@@ -113,6 +95,20 @@ class Bodies:
                 yield chunk
         finally:
             self._held -= came
+
+
+async def _parsed(parser: MultiPartParser | FormParser, stream: AsyncGenerator[bytes, None]) -> Body:
+    """The fields of a form; nothing of it stays open."""
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise RefusedError("bad_form", f"the form cannot be read: {error.message}") from error
+    finally:
+        await stream.aclose()
+    try:
+        return await _sorted(form.multi_items())
+    finally:
+        await form.close()
 
 
 async def _sorted(items: list[tuple[str, Any]]) -> Body:
