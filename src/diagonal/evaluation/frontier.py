@@ -106,7 +106,7 @@ def draw(measured: Sequence[Measured], metric: str, better: Better, path: Path, 
         loose = tuple(curves)
         curves[FRONTIER] = [Point(one.at(axis).mean, one.quality.mean) for one in pareto(measured, better, axis)]
         panels.append(Panel(NAMES[axis], f"{metric} ({better.value} is better)", curves, loose, (FRONTIER,), log=True))
-    save_panels(panels, path, f"{metric} against speed")
+    save_panels(panels, path, f"{metric} against {' and '.join(NAMES[axis] for axis in axes)}")
 
 
 def _family(schedule: str) -> tuple[str, str]:
