@@ -10,9 +10,8 @@ import io
 from fractions import Fraction
 
 import av
-import numpy as np
 
-from diagonal.media.video import VideoArray
+from diagonal.media.video import VideoArray, to_encode
 
 OPTIONS = {"preset": "ultrafast", "tune": "zerolatency", "crf": "18"}
 FLAGS = "frag_keyframe+empty_moov+default_base_moof+frag_discont+skip_trailer"
@@ -37,7 +36,7 @@ class FragmentedMp4:
             stream.pix_fmt = "yuv420p" if stream.height % 2 == stream.width % 2 == 0 else "yuv444p"
             stream.gop_size = len(frames)  # one fragment
             for pixels in frames:
-                frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+                frame = to_encode(pixels, stream.pix_fmt)
                 frame.pts, frame.time_base = self._frames, 1 / self._fps
                 container.mux(stream.encode(frame))
                 self._frames += 1
