@@ -38,6 +38,7 @@ SCHEDULES = [
     *(f"lossless:window=64,draft={draft}" for draft in ("above", "repeat", "diagonal")),
     *(f"lossless:window=64,rule={rule}" for rule in ("sjd", "coupled", "gumbel")),
 ]
+STRICT = [RASTER, DEFAULT, "lossless:draft=diagonal"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CONTEXT = 4  # frames of a prompt
 
@@ -96,15 +97,22 @@ def main() -> None:
     given = arguments()
     torch.set_num_threads(given.threads or torch.get_num_threads())
     world = diagonal.load("doom", device=given.device, dtype=DTYPES[given.dtype])
+    world = world if given.strict is None else world.strict(given.strict)
     part = read_frames(given.data, world.size, given.device)
     bench = Bench(world, cut(part, given.clips, CONTEXT, given.frames), given.alone, given.batch)
     raster: Tensor | None = None
     about = {"command": " ".join(sys.argv), "device": device_name(given.device), "dtype": given.dtype}
-    about |= {"torch": torch.__version__, "clips": given.clips, "frames": given.frames, "alone": given.alone}
+    about |= {
+        "strict": given.strict,
+        "torch": torch.__version__,
+        "clips": given.clips,
+        "frames": given.frames,
+        "alone": given.alone,
+    }
     kept = json.loads(given.out.read_text())["rows"] if given.out.exists() else []
     rows = {row["schedule"]: row for row in kept}
     parts = ("agreement", "cost") if given.part is None else (given.part,)
-    for schedule in given.schedule or SCHEDULES:
+    for schedule in given.schedule or (SCHEDULES if given.strict is None else STRICT):
         row = rows.setdefault(schedule, {"schedule": schedule})
         if "agreement" in parts and "equal" not in row:
             raster = bench.all_tokens(RASTER) if raster is None else raster
@@ -131,6 +139,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--strict", type=int, help="inputs of every call, raster's too: rows without a window alone")
     return parser.parse_args()
 
 

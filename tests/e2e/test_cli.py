@@ -349,6 +349,9 @@ def test_lossless_frames_have_the_tokens_of_raster(tmp_path):
     numbers, _ = generate(tmp_path, "--frames", "1", "--schedule", "lossless:window=32", "--compare", "raster")
     assert numbers["compare"]["tokens_equal"] == 1
     assert 14 * 24 / 32 <= numbers["calls"] < numbers["compare"]["calls"] == 14 * 24
+    halves = ("--dtype", "bfloat16", "--strict", "48")
+    numbers, _ = generate(tmp_path, "--frames", "1", "--schedule", "lossless", "--compare", "raster", *halves)
+    assert numbers["compare"]["tokens_equal"] == 1 and numbers["calls"] < numbers["compare"]["calls"] == 14 * 24
 
 
 def test_a_dash_streams_the_clip_to_stdout(tmp_path, plain):

@@ -100,6 +100,7 @@ WORLDS = {
     ),
     "a schedule beyond the frame": ([*MCAR, "--schedule", "diagonal:d=99"], "d=99"),
     "an impossible comparison": ([*MCAR, "--compare", "diagonal:d=99"], "d=99"),
+    "strict calls without room": ([*MCAR, "--strict", "12"], "mcar/tiny needs at least 13"),
     "a seed below 0": ([*MCAR, "--seed=-1"], "seed -1 given"),
     "impossible sampling": ([*MCAR, "--top-p", "0"], "top_p=0"),
     "no such device": ([*MCAR, "--device", "abacus"], "abacus"),

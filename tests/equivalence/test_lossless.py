@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy, deepcopy
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from torch import Tensor
 
 import diagonal
 from diagonal import Free, LiveSession, Sampling, World
+from diagonal.engine.kernels.device import SWITCH
+from diagonal.engine.warm import Warm
 from diagonal.planning.decoding.lossless import DRAFTS
 from tests.worlds import PLAYABLE, actions_of, prompt_of, small_world
 
@@ -177,3 +180,71 @@ def test_doom_as_shipped_has_the_tokens_of_raster() -> None:
         ]
         tokens = [played(session, ["forward", "left"])[0] for session in sessions]
         assert torch.equal(tokens[0], tokens[1]) and torch.equal(tokens[0], tokens[2])
+
+
+def halved(name: str) -> World:
+    """A tiny world in bfloat16, whose sums depend on their order so much that tokens do."""
+    world = copy(_small(name))
+    world.model, world.tokenizer = (deepcopy(one).bfloat16() for one in (world.model, world.tokenizer))
+    world.runner, world.warm, world.live = world.model, Warm(), Warm()
+    return world
+
+
+@given(
+    name=st.sampled_from(WORLDS),
+    inputs=st.sampled_from([18, 20, 33, 64]),
+    draft=st.sampled_from([None, *DRAFTS]),
+    sampling=st.sampled_from(SAMPLINGS),
+    batch=st.integers(1, 3),
+    kernels=st.booleans(),
+)
+@settings(deadline=None, max_examples=15)
+def test_strict_calls_make_it_raster_in_bfloat16_too(
+    name: str, inputs: int, draft: str | None, sampling: Sampling, batch: int, kernels: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(SWITCH, str(int(kernels)))
+        world = halved(name).strict(inputs)
+        prompts = torch.stack([prompt_of(world, 1, number) for number in range(batch)])
+        lists = None if world.variant.config.suffix == 0 else [actions_of(world, 6, number) for number in range(batch)]
+        asked: dict[str, Any] = {"frames": 6 * int(world.tokenizer.stride), "sampling": sampling, "seed": inputs}
+        raster = world.generate(prompts, lists, schedule="raster", **asked)
+        made = world.generate(prompts, lists, schedule=f"lossless:draft={draft}" if draft else "lossless", **asked)
+    assert torch.equal(made.tokens, raster.tokens)
+
+
+def test_strict_seats_do_not_depend_on_who_else_is_there() -> None:
+    """In bfloat16: under other schedules, idle, gone; and a snapshot goes on as it would have."""
+    world = halved("mcar/tiny").strict(16)
+    actions = actions_of(world, 9)
+    arena = world.arena(3)
+    alone = arena.play(prompt_of(world, 2), actions[:1], schedule="raster", seed=5)
+    expected, _ = played(alone, actions[1:])
+    alone.close()
+    session = arena.play(prompt_of(world, 2), actions[:1], schedule="lossless", seed=5)
+    others = [
+        arena.play(prompt_of(world, 1, n), schedule=one, seed=n) for n, one in ((1, "raster"), (2, "diagonal:k=1"))
+    ]
+    tokens = []
+    for number, action in enumerate(actions[1:]):
+        if number == 4:
+            saved = session.snapshot()
+            session.close()
+            session = arena.resume(saved)
+        beside = others if number % 3 else others[:1]
+        tokens.append(arena.step({session: action, **dict.fromkeys(beside, action)})[session].tokens)
+    assert torch.equal(torch.cat(tokens), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "schedule", "said"),
+    [
+        ("mcar/tiny", 12, "lossless", "at least 13"),
+        ("videogpt/tiny", 64, "raster", "begins with nothing"),
+        ("doom/tiny", 16, "lossless:window=8", "leave out window=8"),
+    ],
+)
+def test_strict_calls_that_cannot_be_are_refused(name: str, inputs: int, schedule: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        world = diagonal.load(name, weights="random").strict(inputs)
+        world.generate(prompt_of(world, 1), actions_of(world, 1), schedule=schedule)

@@ -100,3 +100,21 @@ def test_more_seats_than_memory_holds_are_refused() -> None:
     world = diagonal.load("doom", device="cuda")
     with pytest.raises(ValueError, match=r"1000000 seats asked for; \d+ fit"):
         world.arena(1_000_000)
+
+
+@pytest.mark.parametrize("name", [*PLAYABLE, "cosmos/tiny"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_strict_lossless_frames_are_those_of_raster(name: str, dtype: torch.dtype) -> None:
+    """To the token, whatever the kernels round: every call has as many inputs."""
+    small = small_world(name) if name in PLAYABLE else small_world(name, rows=2, cols=3, frames=4, reference_frames=2)
+    moved = _on(small, "cuda")
+    moved.model, moved.tokenizer = moved.model.to(dtype), moved.tokenizer.to(dtype)
+    world = moved.strict(32)
+    prompts = torch.stack([prompt_of(world, 1, number) for number in range(3)]).cuda()
+    lists = [actions_of(world, 6, number) for number in range(3)] if world.variant.config.suffix else None
+    clips = [
+        world.generate(prompts, lists, frames=6 * int(world.tokenizer.stride), schedule=one, seed=3)
+        for one in ("raster", "lossless", "lossless:draft=above", "lossless:draft=diagonal")
+    ]
+    for clip in clips[1:]:
+        assert torch.equal(clip.tokens, clips[0].tokens)

@@ -72,12 +72,16 @@ def load_world(source: WorldSource, computing: Computing, ranks: Ranks | None = 
     """The library's `load`, or a shard for each of several processes, with a remark where the weights are random."""
     from diagonal.catalog.names import HF, find
     from diagonal.catalog.variants import token_variant
+    from diagonal.generation import checks
     from diagonal.generation.components import Weights
     from diagonal.generation.devices import find_dtype
     from diagonal.generation.load import load
 
     name, device = source.model, computing.device
-    shipped = not name.startswith(HF) and bool(token_variant(find("models", name), name).embedded)
+    variant = None if name.startswith(HF) else token_variant(find("models", name), name)
+    if source.strict is not None and variant is not None:
+        checks.check_strict(checks.Unloaded.of(name, variant), source.strict)
+    shipped = variant is not None and bool(variant.embedded)
     dtype = find_dtype(computing.dtype, device, int8_rows=source.weights is None and shipped and not source.lora)
     if ranks is None:
         weights = Weights(source.weights, lora=source.lora) if source.lora else source.weights
@@ -91,7 +95,8 @@ def load_world(source: WorldSource, computing: Computing, ranks: Ranks | None = 
             )
         world = load_sharded(name, source.weights, ranks, tokenizer=source.tokenizer, dtype=dtype)
     remark_random(name, world.weights)
-    return world if computing.kind is None else world.quantize(computing.kind)
+    world = world if computing.kind is None else world.quantize(computing.kind)
+    return world if source.strict is None else world.strict(source.strict)
 
 
 def remark_random(model: str, weights: str) -> None:

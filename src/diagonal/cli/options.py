@@ -141,6 +141,10 @@ class WorldSource:
     lora: Annotated[list[str] | None, typer.Option(help="Adapters of `finetune --lora` to merge; may be repeated.")] = (
         None
     )
+    strict: Annotated[
+        int | None,
+        typer.Option(min=1, help="Inputs of every call: then lossless has raster's tokens in bfloat16 too. Try 64."),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,6 +150,26 @@ def check_whole(world: Described, known: int, frames: int, order: Order) -> None
         )
 
 
+def check_strict(world: Described, inputs: int) -> None:
+    """Refuse calls that cannot hold what a frame begins with, and worlds whose frames are not decoded one by one."""
+    least = world.variant.config.suffix + 2  # the last cell, the action, and one more
+    if inputs < least:
+        raise ValueError(f"strict calls of {inputs} inputs given; {world.name} needs at least {least}")
+    if not world.variant.prompt_frames:
+        raise ValueError(
+            f"{world.name} begins with nothing, and its frames are not decoded one by one: it has no strict calls"
+        )
+
+
+def check_window(order: Order, inputs: int | None) -> None:
+    """Refuse a window of its own where every call has so many inputs."""
+    schedule = order.schedule
+    if inputs is not None and isinstance(schedule, Lossless) and schedule.window is not None:
+        raise ValueError(
+            f"{order} given in a strict world, where every call has {inputs} inputs: leave out window={schedule.window}"
+        )
+
+
 def check_steering(world: Described, label: int | Sequence[int] | None, pictures: VideoArray | None) -> None:
     """Refuse classes and pictures where a model goes by none; how many there are is for the model to say."""
     if not world.variant.steered:

@@ -58,6 +58,7 @@ class World:
         self.quantized: str | None = None  # of quantize.KINDS
         self.sources: tuple[str | Path, ...] = ()  # the checkpoints that its weights were read from
         self.warm, self.live = Warm[Runner](), Warm[LiveDecoder]()
+        self.inputs: int | None = None  # of every call, in a strict world
         self.ranks: Ranks | None = None  # the processes that have a shard of the model each
         self.shard: Shard | None = None  # this one's
         self._fingerprint: str | None = None  # of the whole, where this is a shard
@@ -172,6 +173,15 @@ class World:
             self.quantized, self.warm, self.live = kind, Warm[Runner](), Warm[LiveDecoder]()
         return self
 
+    def strict(self, inputs: int = 64) -> World:
+        """The same world in calls of so many inputs each, filled up where a step has fewer: raster and lossless frames,
+        and all frames of live sessions. The order of sums is then always the same, so that lossless tokens are those of
+        its raster in bfloat16 too, and a seat of an arena makes what it makes whoever else is there."""
+        checks.check_strict(self, inputs)
+        other = copy(self)
+        other.inputs = inputs
+        return other
+
     def compile_tokenizer(self) -> None:
         """Compile what makes pixels of tokens (torch.compile): a minute for the first frame, less for all others."""
         decoder = next(part for name, part in self.tokenizer.named_modules() if name.split(".")[-1] == "decoder")
@@ -204,6 +214,7 @@ class World:
         taken = None if lists is None or free else len(lists[0])
         new = _new_frames(None if frames is None else checks.token_frames(self, frames), known, taken, config.frames)
         checks.check_whole(self, known, known + new, order)
+        checks.check_window(order, self.inputs)
         layout = self.layout(known + new)
         units = torch.full((batch, known + new, layout.unit), UNKNOWN, device=known_BTHW.device)
         units[:, :known, : layout.grid.frame_tokens] = known_BTHW.flatten(2)
@@ -225,7 +236,17 @@ class World:
         dtype = self.cache_dtype
         video = Video(layout, prefix, units)
         return TokenSession(
-            self.runner, self.tokenizer, video, known, paired, sampler, batched, dtype, self.warm, self.live
+            self.runner,
+            self.tokenizer,
+            video,
+            known,
+            paired,
+            sampler,
+            batched,
+            dtype,
+            self.warm,
+            self.live,
+            self.inputs,
         )
 
     def generate(

@@ -11,6 +11,9 @@ When the ring is full there are two ways to go on:
   Keys of the frames that stay were made when they saw frames that have left. It is for models that look at differences
   of positions alone.
 - `LiveDecoder.refill` feeds the newest frames again from position 0, as `decode.rollout` does.
+
+What is summed in which order depends on the number of inputs of a call. A strict decoder gives every call as many, for
+as many samples, so that a token depends on nothing but what came before it: see docs/lossless.md.
 """
 
 from __future__ import annotations
@@ -71,18 +74,21 @@ class LiveKind:
     seats: int
     device: torch.device
     dtype: torch.dtype  # of the cache
+    strict: int | None = None  # inputs of every call; None: as many as a step has
 
     def make(self, prefix_ids: Sequence[int], ids_U2: Tensor) -> LiveDecoder:
         """A decoder with an empty ring."""
-        ring = Ring(self.model, self.layout, self.seats, self.device, self.dtype)
-        return LiveDecoder(self.model, ring, prefix_ids, ids_U2)
+        ring = Ring(self.model, self.layout, self.seats, self.device, self.dtype, spare=self.strict is not None)
+        return LiveDecoder(self.model, ring, prefix_ids, ids_U2, self.strict)
 
 
 class LiveDecoder:
     """Decodes frames of the videos in a ring. Every step is captured when it is first met."""
 
-    def __init__(self, model: TokenModel, ring: Ring, prefix_ids: Sequence[int], ids_U2: Tensor) -> None:
-        self.model, self.ring = model, ring
+    def __init__(
+        self, model: TokenModel, ring: Ring, prefix_ids: Sequence[int], ids_U2: Tensor, strict: int | None = None
+    ) -> None:
+        self.model, self.ring, self._strict = model, ring, strict
         self.captures = Captures(model, ring.device)
         self._padded = select.available(ring.device)  # to be captured; a CPU needs no alike steps, and every row costs
         slots = torch.arange(ring.tokens_NL.shape[1], device=ring.device)
@@ -169,7 +175,7 @@ class LiveDecoder:
         """`decode` under a lossless plan."""
         kind = plan, self._size(len(turns))
         if kind not in self._fixed:
-            self._fixed[kind] = FixedPoint(plan, self.ring, kind[1])
+            self._fixed[kind] = FixedPoint(plan, self.ring, kind[1], self._strict)
         fixed = self._fixed[kind]
 
         def call(inputs: int) -> None:
@@ -221,10 +227,14 @@ class LiveDecoder:
         return _Tables(tables, cursors)
 
     def _width(self, inputs: int) -> int:
+        if self._strict is not None:
+            return -(-inputs // self._strict) * self._strict
         return padded(inputs) if self._padded else inputs
 
     def _size(self, seats: int) -> int:
         """Samples of a step for so many seats."""
+        if self._strict is not None:
+            return self.ring.seats
         return min(next((size for size in SEATS if size >= seats), seats), self.ring.seats) if self._padded else seats
 
     def _step(self, table: _Table, frames: RingFrames, sampling: Sampling) -> None:

@@ -36,9 +36,10 @@ class FixedPoint:
     """The windows of the frames that so many samples decode under one plan. Tensors stay where they are, so calls can
     be captured."""
 
-    def __init__(self, plan: FramePlan, ring: Ring, batch: int) -> None:
+    def __init__(self, plan: FramePlan, ring: Ring, batch: int, strict: int | None = None) -> None:
         schedule = plan.order.schedule
         assert isinstance(schedule, Lossless), f"{plan.order} is not lossless"
+        self._strict = strict  # inputs of every call
         self.frames = RingFrames(plan, ring, batch)
         first = -plan.suffix if plan.chooses else 0
         next_B = torch.zeros(batch, dtype=torch.long, device=ring.device)
@@ -77,8 +78,11 @@ class FixedPoint:
     def known(self, call: Callable[[int], None]) -> int:
         """Feed the cells of a frame that is known; gives the calls."""
         self._start()
-        call(self.most)
-        return 1
+        inputs = self._strict or self.most
+        calls = -(-self.most // inputs)
+        for _ in range(calls):
+            call(inputs)
+        return calls
 
     def decode(self, call: Callable[[int], None], seats: int) -> int:
         """Decode the frames of the first `seats` samples by calls of so many inputs; gives the number of calls."""
@@ -87,8 +91,9 @@ class FixedPoint:
         fed_before = 0 if self._plan.chooses else self._plan.suffix  # inputs of the first call that sample nothing
         settled = [window.first - 1] * seats  # as far as the host has heard
         while min(settled) < window.last:
-            chosen = self.rule.choose(window.last - min(settled))
-            inputs = chosen + (fed_before if calls == 0 else 0)
+            before = fed_before if calls == 0 else 0
+            chosen = self.rule.choose(window.last - min(settled)) if self._strict is None else self._strict - before
+            inputs = chosen + before
             self._extend(inputs)
             call(inputs)
             calls += 1

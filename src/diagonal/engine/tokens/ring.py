@@ -41,9 +41,17 @@ class Turn:
 class Ring:
     """The newest frames of several videos: keys and values, and tokens. The last row of tokens belongs to nobody."""
 
-    def __init__(self, model: TokenModel, layout: Layout, seats: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: TokenModel,
+        layout: Layout,
+        seats: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        spare: bool = False,  # a row to fill up with, as captured steps need one
+    ) -> None:
         self.layout, self.seats = layout, seats  # layout.grid.frames is the number of places
-        rows = seats + 1 if device.type == "cuda" and seats > 1 else seats  # the last is for filling up
+        rows = seats + 1 if (spare or device.type == "cuda") and seats > 1 else seats
         self.cache = KVCache(model.cache_spec, rows, layout.length, device, dtype)
         self.tokens_NL = torch.zeros(seats + 1, self.cache.length + 1, dtype=torch.long, device=device)
 
