@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,9 @@ def _threads() -> None:
 
 
 @pytest.fixture
-def machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """What kernels in CUDA C++ run on in this test: a CPU."""
+def machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """What kernels in CUDA C++ run on in this test: a CPU. New tensors are NaN, so what nobody writes shows, and is
+    not what was there before."""
     if not AVAILABLE:
         pytest.skip("needs g++")
     session = tmp_path_factory.getbasetemp()
@@ -47,7 +49,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     folder.mkdir(exist_ok=True)
     found = Machine(folder)
     found.install(monkeypatch)
-    return found
+    torch.use_deterministic_algorithms(True, warn_only=True)  # with them torch fills what is empty
+    yield found
+    torch.use_deterministic_algorithms(False)
 
 
 def golden(name: str) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ import time
 import traceback
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,10 +136,11 @@ class Player:
         try:
             while True:
                 message = self.hear()
-                if message["type"] == "video.frame":
-                    self.say("session.ack", frame=message["frame"])
-                else:
+                if message["type"] != "video.frame":
                     last = message
+                    continue
+                with suppress(ConnectionClosed):  # what came before the end is still to be heard
+                    self.say("session.ack", frame=message["frame"])
         except ConnectionClosed as closed:
             return last, closed.rcvd.code if closed.rcvd else 1006
 
