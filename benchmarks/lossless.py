@@ -3,6 +3,9 @@
     diagonal record --frames 8000 --seed 7000000 --out DATA                    # needs vizdoom: held-out episodes
     python benchmarks/lossless.py --data DATA --out RESULT.json [--device cuda --dtype bfloat16]
 
+Where the recording is not, its clips are enough: `--keep CLIPS.safetensors` writes them as tokens, and
+`--data CLIPS.safetensors` takes them.
+
 Every schedule continues the same clips along the actions that were really taken, with the same seeds. `equal` is the
 share of tokens that are raster's, over all clips, many at a time. A batch waits for its slowest sample, so calls and
 times are of `--alone` clips, one at a time; times are those of tokens, without pixels. Rows that are there are kept:
@@ -21,12 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import diagonal
 from diagonal import World
 from diagonal.evaluation.report import as_json
-from diagonal.evaluation.rollouts import Clips, cut
+from diagonal.evaluation.rollouts import cut
 from diagonal.media.files import atomic
 from diagonal.training.data.recordings import frames as read_frames
 from diagonal.worlds import vizdoom
@@ -48,15 +52,15 @@ class Bench:
     """What the rows share."""
 
     world: World
-    clips: Clips
+    prompts: Tensor  # (clips, T, rows, cols)
+    actions: Tensor  # (clips, frames - 1): the numbers of those that were taken
     alone: int  # clips that are timed
     batch: int
 
     def decode(self, schedule: str, first: int, last: int) -> tuple[Tensor, int, float]:
         """Tokens (B, T, H, W) of some clips decoded together, the calls and the seconds that they took."""
-        prompt = self.world.tokenizer.encode(self.clips.frames[first:last, : self.clips.context])
-        names = [[vizdoom.ACTIONS[index] for index in row] for row in self.clips.actions[first:last].tolist()]
-        stream = self.world.stream(prompt, names, schedule=schedule, seed=list(range(first, last)))
+        names = [[vizdoom.ACTIONS[index] for index in row] for row in self.actions[first:last].tolist()]
+        stream = self.world.stream(self.prompts[first:last], names, schedule=schedule, seed=list(range(first, last)))
         calls = 0
 
         def count() -> None:
@@ -70,7 +74,7 @@ class Bench:
 
     def all_tokens(self, schedule: str) -> Tensor:
         """Tokens (clips, T, H, W) of every clip."""
-        count = len(self.clips.frames)
+        count = len(self.prompts)
         parts = [(first, min(first + self.batch, count)) for first in range(0, count, self.batch)]
         return torch.cat([self.decode(schedule, *part)[0] for part in parts])
 
@@ -85,7 +89,7 @@ class Bench:
     def cost(self, schedule: str) -> dict[str, float]:
         """What a schedule takes of one clip at a time."""
         self.decode(schedule, 0, 1)  # set-up: kernels, graphs
-        frames = self.clips.frames.shape[1] - self.clips.context
+        frames = self.actions.shape[1] + 1 - self.prompts.shape[1]
         runs = [self.decode(schedule, index, index + 1) for index in range(self.alone)]
         calls = [run[1] / frames for run in runs]
         milliseconds = statistics.median(run[2] for run in runs) / frames * 1000
@@ -98,8 +102,7 @@ def main() -> None:
     torch.set_num_threads(given.threads or torch.get_num_threads())
     world = diagonal.load("doom", device=given.device, dtype=DTYPES[given.dtype])
     world = world if given.strict is None else world.strict(given.strict)
-    part = read_frames(given.data, world.size, given.device)
-    bench = Bench(world, cut(part, given.clips, CONTEXT, given.frames), given.alone, given.batch)
+    bench = Bench(world, *clips(given, world), given.alone, given.batch)
     raster: Tensor | None = None
     about = {"command": " ".join(sys.argv), "device": device_name(given.device), "dtype": given.dtype}
     about |= {
@@ -124,9 +127,24 @@ def main() -> None:
     sys.stdout.write(table(list(rows.values())))
 
 
+def clips(given: argparse.Namespace, world: World) -> tuple[Tensor, Tensor]:
+    """The prompts as tokens, and all actions: of a recording, or kept from one."""
+    if given.data.is_file():
+        found = load_file(given.data, device=given.device)
+        tokens, actions = found["tokens"].long(), found["actions"].long()
+        return tokens[: given.clips], actions[: given.clips, : CONTEXT + given.frames - 1]
+    made = cut(read_frames(given.data, world.size, given.device), given.clips, CONTEXT, given.frames)
+    prompts = torch.cat([world.tokenizer.encode(part[:, :CONTEXT]) for part in made.frames.split(64)])
+    if given.keep is not None:
+        with atomic(given.keep) as temporary:
+            save_file({"tokens": prompts.to(torch.int16), "actions": made.actions.to(torch.int8)}, temporary)
+    return prompts, made.actions
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="a held-out recording")
+    parser.add_argument("--data", type=Path, required=True, help="a held-out recording, or its clips")
+    parser.add_argument("--keep", type=Path, help="where the recording's clips go, as tokens and actions")
     parser.add_argument("--out", type=Path, required=True, help="where the numbers go")
     parser.add_argument("--schedule", action="append", help="rows; default: all")
     parser.add_argument(

@@ -243,8 +243,9 @@ def test_a_world_is_played_by_keys_and_the_terminal_is_left_as_it_was(
 ) -> None:
     console = terminal("--replay", "replay.json", "--out", "play.mp4", "--fps", "20")
     place = len(console.text)
-    for keys, word in ((b"w", b"mforward "), (b"\x1b[D", b"mleft "), (b"3", b"raster  192"), (b"p", b"mpaused ")):
-        console.press(keys)
+    walked, turned = (b"w", b"mforward "), (b"\x1b[D", b"mleft ")
+    for keys, word in (walked, (b"", b"mnoop "), turned, (b"3", b"raster  192"), (b"p", b"mpaused ")):
+        console.press(keys)  # a key counts as held for a while: the next one is pressed when it does no more
         place = console.wait(word, place)
     console.press(b"q")
     assert console.end() == 0
