@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from diagonal import Grid, Layout, Order, Plan, StandIn, checkpoints, make_plan
+from diagonal import Grid, Layout, Order, Plan, Sampling, StandIn, checkpoints, make_plan
 from diagonal.catalog.names import find
 from diagonal.engine.attention import Causal, Dense, Flex
 from diagonal.engine.tokens.decode import decode
 from diagonal.engine.tokens.masks import dense_mask
 from diagonal.engine.tokens.runner import Eager
 from diagonal.planning.decoding import parse
+from diagonal.planning.rolling import rolled
 from diagonal.recipes import find as find_recipe
 from diagonal.training.data.recordings import TokenData
 from diagonal.training.loop import RunConfig, fit
@@ -26,6 +28,7 @@ from diagonal.training.stages import MODEL, run
 from diagonal.training.tokens import stages, world
 from diagonal.training.tokens.world import Lesson, WorldTask, held_out_windows, lesson, mean_nats, nats
 from tests.tiny import TINY, Recorded, build, new_cache, tiny_config
+from tests.worlds import actions_of, prompt_of, small_world
 
 CPU = torch.device("cpu")
 ORDERS = [
@@ -380,3 +383,50 @@ def test_training_goes_on_from_shrunk_weights_in_float32(tmp_path: Path, monkeyp
     stage = stages.world_stage("finetune", recipe, given, tmp_path, tmp_path / "run", start=tmp_path / "start")
     assert all(np.isfinite(line["loss"]) for _, line in run([stage]))
     assert {value.dtype for value in checkpoints.read(tmp_path / "run" / MODEL).values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", ["doom/tiny", "mcar/tiny"])
+@pytest.mark.parametrize("order", ["raster", "diagonal:k=1", "diagonal:k=2", "window:s=2"])
+def test_a_rolled_lesson_sees_what_a_live_session_saw(name: str, order: str) -> None:
+    """Greedy frames of a ring that was taken twice over are what the lesson expects; without the ring they are not."""
+    small = small_world(name)
+    config, frames = small.variant.config, 2 * small.variant.config.frames + 3
+    actions = actions_of(small, frames - 1)
+    session = small.play(prompt_of(small, 1), schedule=order, sampling=Sampling(temperature=0), context="roll")
+    pieces = [session.step(action) for action in actions]
+    cells = torch.cat([prompt_of(small, 1), *(piece.tokens for piece in pieces)]).flatten(1)
+    ids = torch.tensor([*small.actions.tokens(actions, config.codebook), [0] * config.suffix])
+    tokens = torch.cat([torch.tensor(config.prefix_ids, dtype=torch.long), torch.cat([cells, ids], 1).flatten()])[None]
+    plan = make_plan(small.layout(frames), order, known=1)
+    expected = []
+    for seen in (rolled(plan, config.frames), plan):
+        taught = lesson(seen, CPU, use_flex=False)
+        logits = small.model(tokens[:, taught.read], taught.position, taught.memory, taught.keep)
+        allowed = logits[..., : config.codebook]
+        expected.append((allowed.argmax(-1) == tokens[:, taught.target]).double().mean())
+    assert expected[0] == 1 > expected[1]
+
+
+def test_a_world_is_trained_beyond_its_window() -> None:
+    recorded = TokenData(_units(small_world("doom/tiny").variant.config, 40), torch.zeros(40, dtype=torch.long))
+    module = deepcopy(small_world("doom/tiny").model).requires_grad_(True)
+    how: dict[str, Any] = {"batch": 2, "seed": 0, "held_out_sequences": 2, "mixture": [(Order.of("diagonal:k=1"), 1.0)]}
+    task = WorldTask(module=module, data=recorded, held_out=recorded, rolled=4, **how)
+    assert task._lessons["diagonal:k=1"].target.max() == small_world("doom/tiny").layout(9).frame(8).stop - 1
+    loss, _ = task.loss(0)
+    assert torch.isfinite(loss) and task.evaluate()["val_nats diagonal:k=1"] > 0
+
+
+def test_plans_that_do_not_roll_are_refused() -> None:
+    layout = small_world("doom/tiny").layout(8)
+    with pytest.raises(ValueError, match="frames overlap"):
+        rolled(make_plan(layout, "diagonal:k=1,d=2", known=1), 5)
+    with pytest.raises(ValueError, match="6 frames given in a ring of 5"):
+        rolled(make_plan(layout, "raster", known=6), 5)
+    wham = small_world("wham/tiny")
+    recorded = TokenData(_units(wham.variant.config, 20), torch.zeros(20, dtype=torch.long))
+    with pytest.raises(ValueError, match="learned positions"):
+        WorldTask(
+            module=wham.model, data=recorded, held_out=recorded, mixture=[(Order.of("raster"), 1.0)],
+            batch=1, seed=0, rolled=1,
+        )  # fmt: skip

@@ -161,6 +161,9 @@ def finetune(
     only: Annotated[
         str | None, typer.Option(help="Learn these parts alone: norms, embeddings, head; several with commas.")
     ] = None,
+    rolled: Annotated[
+        int, typer.Option(min=0, help="Frames beyond the window, which roll as in live sessions (context=roll).")
+    ] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Default: the recipe's.")] = None,
     seed: Seed = None,
     device: Device = "cpu",
@@ -173,7 +176,7 @@ def finetune(
     run = found.finetune.run if steps is None else replace(found.finetune.run, steps=steps)
     run = run if seed is None else replace(run, seed=seed)
     how = replace(found.finetune, mixture=_mixture(schedule) or found.finetune.mixture, run=run, later=_later(then))
-    how = replace(how, lora=lora, only=None if only is None else _parts(only))
+    how = replace(how, lora=lora, only=None if only is None else _parts(only), rolled=rolled)
     shared = {"recipe": recipe, "schedules": [spec for spec, _ in how.mixture]}
     with _sharing(where, out_path, accumulate) as sharing:
         stage = _world("finetune", how, (found, data, where, sharing), (tokenizer, weights), out_path)

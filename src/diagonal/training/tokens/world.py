@@ -24,6 +24,7 @@ from diagonal.engine.transfers import sent
 from diagonal.media.video import VideoArray
 from diagonal.planning.grid import Grid, Layout
 from diagonal.planning.plan import NONE, Order, Plan, make_plan
+from diagonal.planning.rolling import rolled
 from diagonal.training.batch import BatchShard
 from diagonal.training.data.recordings import TokenData
 from diagonal.training.optim import Muon, adam, matrices_and_rest
@@ -101,6 +102,7 @@ class WorldTask:
     use_flex: bool | None = None  # None: on CUDA
     shard: BatchShard = field(default_factory=BatchShard)  # the samples of this process, whose weights may be sharded
     later: Sequence[tuple[int, Mixture]] = ()  # mixtures from these steps on: a curriculum
+    rolled: int = 0  # frames beyond the window, whose places are those of the oldest ones (`planning.rolling`)
     optimizers: list[torch.optim.Optimizer] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -108,11 +110,11 @@ class WorldTask:
         self._device = self.data.units_NU.device
         self._cuda = self._device.type == "cuda"
         self._flex = self._cuda if self.use_flex is None else self.use_flex
-        self._frames = self._config.frames
+        self._frames = self._config.frames + self.rolled
         grid = Grid(self._frames, self._config.rows, self._config.cols)
         self._layout = Layout(grid, len(self._config.prefix_ids), self._config.suffix)
         self._lessons = {
-            str(order): lesson(make_plan(self._layout, order, known=1), self._device, self._flex)
+            str(order): lesson(self._plan(order), self._device, self._flex)
             for mixture in (self.mixture, *(mixture for _, mixture in self.later))
             for order, _ in mixture
         }
@@ -124,6 +126,14 @@ class WorldTask:
             for block in self.module.blocks:
                 block.compile(dynamic=False)
         self.optimizers = self._make_optimizers()
+
+    def _plan(self, order: Order) -> Plan:
+        plan = make_plan(self._layout, order, known=1)
+        if not self.rolled:
+            return plan
+        if not self.module.relative_positions:
+            raise ValueError(f"rolled={self.rolled} given; learned positions do not go beyond the window: leave it out")
+        return rolled(plan, self._config.frames)
 
     def _make_optimizers(self) -> list[torch.optim.Optimizer]:
         learnt = [one for one in self.module.parameters() if one.requires_grad]
