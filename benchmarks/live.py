@@ -4,9 +4,12 @@
     python benchmarks/live.py roll --data DATA --run RUN --device cuda  # long rollouts along their actions
     python benchmarks/live.py measure --data DATA --run RUN --lpips alex.safetensors --out RESULT.json
 
+    python benchmarks/live.py nats --data RECORDING --out RESULT.json   # what rolling costs where all frames are true
+
 DATA/starts.safetensors holds what the rollouts need: tokens of the first frames and all actions; DATA/true.safetensors
 the true frames up to `--near`. Rollouts are tokens up to `--near`, and of every frame what the judge of actions sees,
-how the colours jump and how sharp it is.
+how the colours jump and how sharp it is. `nats` feeds true frames of a held-out recording beyond the window: what the
+model gives the tokens of the same frame in a ring that rolls, and behind a fresh prompt of the newest frames.
 """
 
 from __future__ import annotations
@@ -31,17 +34,22 @@ from diagonal import World
 from diagonal.evaluation.clips import colour_jump, sharpness
 from diagonal.evaluation.metrics.lpips import lpips_distance
 from diagonal.evaluation.report import as_json, plain
-from diagonal.evaluation.rollouts import TURNS, WALKS
+from diagonal.evaluation.rollouts import TURNS, WALKS, cut
 from diagonal.evaluation.statistics import bootstrap
 from diagonal.evaluation.sweep import load_judge
 from diagonal.media.files import atomic
 from diagonal.networks import lpips
 from diagonal.networks.inverse_dynamics import judge
+from diagonal.planning.plan import Plan, make_plan
+from diagonal.planning.rolling import rolled
+from diagonal.training.data.recordings import frames
+from diagonal.training.tokens.world import lesson
 from diagonal.worlds import vizdoom
 
 SCENARIO, SEED = "my_way_home", 7_000_000  # far from the seeds of any recording
 CONTEXT = 4  # frames of a prompt
 CONTEXTS = ("roll", "refill")
+PROMPTS = (15, 7, 4)  # frames before the one that is scored; 4 are what a refilled window begins with
 
 
 def episodes(job: tuple[int, int, int]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -215,9 +223,48 @@ def _unrelated(true_NTCHW: Tensor, weights: dict[str, Tensor]) -> np.ndarray[Any
     return lpips_distance(some[:, None], some.roll(1, dims=0)[:, None], weights).ravel()
 
 
+def nats(given: argparse.Namespace) -> None:
+    """Nats per token of the last frame of each window, rolled and behind fresh prompts, clip by clip."""
+    world = diagonal.load("doom", given.weights, device=given.device)
+    window, part = world.variant.config.frames, frames(given.data, world.size, given.device)
+    clips = cut(part, given.starts, 1, window + given.beyond - 1)
+    actions = torch.tensor(world.actions.tokens(vizdoom.ACTIONS, world.variant.config.codebook), device=given.device)
+    found: dict[str, list[float]] = {}
+    for number in range(len(clips.frames)):
+        cells = world.tokenizer.encode(clips.frames[number : number + 1])[0].flatten(1)
+        taken = torch.nn.functional.pad(clips.actions[number], (0, 1)).to(given.device)
+        units = torch.cat([cells, actions[taken]], 1)
+        plan = make_plan(world.layout(len(units)), given.schedule, known=1)
+        for name, known in {"rolled": None, **{f"fresh, {many} frames": many for many in PROMPTS}}.items():
+            if known is None:
+                value = _last_nats(world, units, rolled(plan, window))
+            else:
+                few = units[-known - 1 :]
+                value = _last_nats(world, few, make_plan(world.layout(len(few)), given.schedule, known=1))
+            found.setdefault(name, []).append(value)
+        sys.stdout.write(f"{number + 1}: " + ", ".join(f"{name} {one[-1]:.4f}" for name, one in found.items()) + "\n")
+    values = {name: np.array(one)[:, None] for name, one in found.items()}
+    rows = {
+        name: {"nats": bootstrap(one), "rolled_minus": bootstrap(values["rolled"] - one)}
+        for name, one in values.items()
+    }
+    about = {"clips": len(clips.frames), "beyond": given.beyond, "schedule": given.schedule, "window": window}
+    with atomic(given.out) as temporary:
+        temporary.write_text(as_json(plain(about | {"rows": {name: plain(row) for name, row in rows.items()}})))
+
+
+@torch.no_grad()
+def _last_nats(world: World, units_TU: Tensor, plan: Plan) -> float:
+    """Mean nats of the tokens of the last frame, all that is before it true."""
+    taught, tokens = lesson(plan, world.device, use_flex=False), units_TU.flatten()[None]
+    logits = world.model(tokens[:, taught.read], taught.position, taught.memory, taught.keep)[0].float()
+    last = taught.target >= plan.layout.frame(plan.layout.grid.frames - 1).start
+    return float(torch.nn.functional.cross_entropy(logits[last], tokens[0, taught.target[last]]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("record", "roll", "measure"))
+    parser.add_argument("what", choices=("record", "roll", "measure", "nats"))
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--run", type=Path)
     parser.add_argument("--out", type=Path)
@@ -229,8 +276,10 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=500)
     parser.add_argument("--near", type=int, default=64, help="frames whose pixels are compared, the prompt's included")
     parser.add_argument("--contexts", nargs="+", default=[*CONTEXTS], choices=CONTEXTS)
+    parser.add_argument("--beyond", type=int, default=12, help="frames beyond the window, for nats")
+    parser.add_argument("--schedule", default="diagonal:k=1", help="for nats")
     given = parser.parse_args()
-    {"record": record, "roll": roll, "measure": measure}[given.what](given)
+    {"record": record, "roll": roll, "measure": measure, "nats": nats}[given.what](given)
 
 
 if __name__ == "__main__":

@@ -198,7 +198,7 @@ def halved(name: str) -> World:
     batch=st.integers(1, 3),
     kernels=st.booleans(),
 )
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=10)
 def test_strict_calls_make_it_raster_in_bfloat16_too(
     name: str, inputs: int, draft: str | None, sampling: Sampling, batch: int, kernels: bool
 ) -> None:

@@ -162,8 +162,8 @@ def finetune(
         str | None, typer.Option(help="Learn these parts alone: norms, embeddings, head; several with commas.")
     ] = None,
     rolled: Annotated[
-        int, typer.Option(min=0, help="Frames beyond the window, which roll as in live sessions (context=roll).")
-    ] = 0,
+        int | None, typer.Option(min=1, help="Frames beyond the window, which roll as in live sessions (context=roll).")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Default: the recipe's.")] = None,
     seed: Seed = None,
     device: Device = "cpu",

@@ -41,14 +41,14 @@ class WorldRecipe:
     later: tuple[tuple[float, Mixture], ...] | None = None  # mixtures from these parts of the run (0 to 1) on
     lora: int | None = None  # the rank of adapters, which are learnt in place of the matrices
     only: tuple[str, ...] | None = None  # of adapters.PARTS: what alone is learnt
-    rolled: int = 0  # frames beyond the window: sequences are so much longer, and roll as live sessions do
+    rolled: int | None = None  # frames beyond the window: sequences are so much longer, and roll as live sessions do
 
     def __post_init__(self) -> None:
         begins = [begin for begin, _ in self.later or ()]
         if begins != sorted(set(begins)) or not all(0 < begin < 1 for begin in begins):
             raise ValueError(f"later mixtures begin at {begins}; they need rising parts of the run between 0 and 1")
-        if self.rolled < 0:
-            raise ValueError(f"rolled={self.rolled} given; the frames beyond the window are 0 or more")
+        if self.rolled is not None and self.rolled < 1:
+            raise ValueError(f"rolled={self.rolled} given; it is 1 frame beyond the window at least, or is left out")
         if self.lora is not None and self.only is not None:
             raise ValueError("a LoRA is learnt alone; leave out either lora or only")
 

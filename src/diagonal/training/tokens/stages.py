@@ -195,7 +195,7 @@ def world_task(
         data=train,
         held_out=held_out,
         mixture=_orders(how.mixture),
-        rolled=how.rolled,
+        rolled=how.rolled or 0,
         later=[(round(begin * how.run.steps), _orders(mixture)) for begin, mixture in how.later or ()],
         batch=how.batch,
         seed=how.run.seed,
