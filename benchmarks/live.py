@@ -248,7 +248,8 @@ def nats(given: argparse.Namespace) -> None:
         name: {"nats": bootstrap(one), "rolled_minus": bootstrap(values["rolled"] - one)}
         for name, one in values.items()
     }
-    about = {"clips": len(clips.frames), "beyond": given.beyond, "schedule": given.schedule, "window": window}
+    about = {"command": " ".join(sys.argv), "device": given.device, "torch": torch.__version__}
+    about |= {"clips": len(clips.frames), "beyond": given.beyond, "schedule": given.schedule, "window": window}
     with atomic(given.out) as temporary:
         temporary.write_text(as_json(plain(about | {"rows": {name: plain(row) for name, row in rows.items()}})))
 
