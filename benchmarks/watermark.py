@@ -29,7 +29,7 @@ from diagonal.media.provenance import credentials
 from diagonal.media.provenance.certificates import Identity, make_pair
 from diagonal.media.provenance.payload import FALSE_ALARM, UNSURE, Payload, Soft, decode
 from diagonal.media.provenance.watermark import EVERY, LOOKED_AT, SIZE, STRENGTHS, Watermark, read_frames
-from diagonal.media.video import CONTAINERS, VideoArray, enlarge, read, resize, to_be_seen, to_encode, writer
+from diagonal.media.video import CONTAINERS, VideoArray, enlarge, read, resize, to_be_seen, writer
 from diagonal.worlds import vizdoom
 
 PROMPTS = (
@@ -51,7 +51,7 @@ def encoded(frames: VideoArray, crf: int) -> VideoArray:
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "yuv420p"
         for pixels in frames:
-            container.mux(stream.encode(to_encode(pixels, stream.pix_fmt)))
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")))
         container.mux(stream.encode())
     file.seek(0)
     with av.open(file, "r") as written:

@@ -170,17 +170,21 @@ class Writer:
 
     def write(self, frames: VideoArray) -> None:
         """Append frames (T, H, W, 3) or one frame (H, W, 3)."""
+        import av
+
         for pixels in frames if frames.ndim == 4 else frames[None]:
-            if self._stream is not None and pixels.shape[:2] != (self._stream.height, self._stream.width):
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+            if self._stream is not None and (frame.height, frame.width) != (self._stream.height, self._stream.width):
                 expected = f"{self._stream.height}x{self._stream.width}"
                 raise ValueError(f"frame {self.count} is {_size(pixels)}, the first was {expected}")
             if self._stream is None:
-                self._start(*pixels.shape[:2])
-            self._mux(self._stream.encode(to_encode(pixels, self._stream.pix_fmt)))
+                self._start(frame.height, frame.width)
+            self._mux(self._stream.encode(frame))
             self.count += 1
 
     def _start(self, height: int, width: int) -> None:
-        options = {"crf": "16", "preset": "veryfast"}
+        # Without x264's macroblock tree, which with AVX-512 makes another file of the same frames now and then.
+        options = {"crf": "16", "preset": "veryfast", "x264-params": "mbtree=0"}
         if self._low_latency:
             options |= {"tune": "zerolatency"}
         if self._lossless:
@@ -204,14 +208,6 @@ class Writer:
     def _mux(self, packets: Iterable[Any]) -> None:
         for packet in packets:
             self._container.mux(packet)
-
-
-def to_encode(pixels: VideoArray, pix_fmt: str) -> Any:
-    """One frame (H, W, 3) as an encoder of this pixel format takes it. Converted here: PyAV's encoders convert frames
-    themselves, but with 18.1 one file in a hundred then comes out different from the same frames."""
-    import av
-
-    return av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24").reformat(format=pix_fmt)
 
 
 def check_target(path: str | Path) -> None:

@@ -10,8 +10,9 @@ import io
 from fractions import Fraction
 
 import av
+import numpy as np
 
-from diagonal.media.video import VideoArray, to_encode
+from diagonal.media.video import VideoArray
 
 OPTIONS = {"preset": "ultrafast", "tune": "zerolatency", "crf": "18"}
 FLAGS = "frag_keyframe+empty_moov+default_base_moof+frag_discont+skip_trailer"
@@ -36,7 +37,7 @@ class FragmentedMp4:
             stream.pix_fmt = "yuv420p" if stream.height % 2 == stream.width % 2 == 0 else "yuv444p"
             stream.gop_size = len(frames)  # one fragment
             for pixels in frames:
-                frame = to_encode(pixels, stream.pix_fmt)
+                frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
                 frame.pts, frame.time_base = self._frames, 1 / self._fps
                 container.mux(stream.encode(frame))
                 self._frames += 1
