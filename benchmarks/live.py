@@ -42,7 +42,7 @@ from diagonal.networks import lpips
 from diagonal.networks.inverse_dynamics import judge
 from diagonal.planning.plan import Plan, make_plan
 from diagonal.planning.rolling import rolled
-from diagonal.training.data.recordings import frames
+from diagonal.training.data.recordings import frames as read_frames
 from diagonal.training.tokens.world import lesson
 from diagonal.worlds import vizdoom
 
@@ -226,7 +226,7 @@ def _unrelated(true_NTCHW: Tensor, weights: dict[str, Tensor]) -> np.ndarray[Any
 def nats(given: argparse.Namespace) -> None:
     """Nats per token of the last frame of each window, rolled and behind fresh prompts, clip by clip."""
     world = diagonal.load("doom", given.weights, device=given.device)
-    window, part = world.variant.config.frames, frames(given.data, world.size, given.device)
+    window, part = world.variant.config.frames, read_frames(given.data, world.size, given.device)
     clips = cut(part, given.starts, 1, window + given.beyond - 1)
     actions = torch.tensor(world.actions.tokens(vizdoom.ACTIONS, world.variant.config.codebook), device=given.device)
     found: dict[str, list[float]] = {}
@@ -234,14 +234,10 @@ def nats(given: argparse.Namespace) -> None:
         cells = world.tokenizer.encode(clips.frames[number : number + 1])[0].flatten(1)
         taken = torch.nn.functional.pad(clips.actions[number], (0, 1)).to(given.device)
         units = torch.cat([cells, actions[taken]], 1)
-        plan = make_plan(world.layout(len(units)), given.schedule, known=1)
-        for name, known in {"rolled": None, **{f"fresh, {many} frames": many for many in PROMPTS}}.items():
-            if known is None:
-                value = _last_nats(world, units, rolled(plan, window))
-            else:
-                few = units[-known - 1 :]
-                value = _last_nats(world, few, make_plan(world.layout(len(few)), given.schedule, known=1))
-            found.setdefault(name, []).append(value)
+        for known in (len(units) - 1, *PROMPTS):
+            plan = make_plan(world.layout(known + 1), given.schedule, known=1)
+            name, seen = (f"fresh, {known} frames", plan) if known < window else ("rolled", rolled(plan, window))
+            found.setdefault(name, []).append(_last_nats(world, units[-known - 1 :], seen))
         sys.stdout.write(f"{number + 1}: " + ", ".join(f"{name} {one[-1]:.4f}" for name, one in found.items()) + "\n")
     values = {name: np.array(one)[:, None] for name, one in found.items()}
     rows = {

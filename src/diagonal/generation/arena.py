@@ -103,7 +103,7 @@ class Arena:
         self.context = find_context(world.name, world.model, context)
         config, device = world.variant.config, world.device
         self._layout = world.layout(config.frames)
-        self._kind = LiveKind(world.runner, self._layout, seats, device, world.cache_dtype, world.inputs)
+        self._kind = LiveKind(world.runner, self._layout, seats, device, world.cache_dtype, world.call_inputs)
         self._decoder = world.live.take(self._kind, self._new)
         self._rows = list(range(seats))
         self._clock = Clock(device)
@@ -212,7 +212,7 @@ class Arena:
     def plan(self, how: How) -> FramePlan:
         """The plan of a frame."""
         grid, suffix = self._layout.grid, self._layout.suffix
-        check_window(how.order, self._kind.strict)
+        check_window(how.order, self._kind.call_inputs)
         return frame_plan(grid.rows, grid.cols, suffix, how.order, how.chooses)
 
     def view(self, turn: Turn) -> VideoArray:

@@ -39,7 +39,7 @@ class TokenSession:
     cache_dtype: torch.dtype
     warm: Warm[Runner] = field(default_factory=Warm)
     live: Warm[LiveDecoder] = field(default_factory=Warm)
-    strict: int | None = None  # inputs of every call
+    call_inputs: int | None = None  # the same for every call
     on_call: Callable[[], object] = field(default=lambda: None)  # called after every model call
     _pieces: Generator[Piece] | None = None
 
@@ -80,14 +80,14 @@ class TokenSession:
         strict worlds. Both then feed what is known by the same calls, so that their tokens are equal where sums are."""
         raster = isinstance(self.windows[0][1].order.schedule, Raster) and self.known > 0
         plain = raster and not self.model.cache_spec.sparse
-        return self._lossless or (plain and (self.strict is not None or on_cpu(self.video.units_BTU.device)))
+        return self._lossless or (plain and (self.call_inputs is not None or on_cpu(self.video.units_BTU.device)))
 
     def _rollout(self, on_call: Callable[[], object]) -> tuple[bool, Iterator[Frame]]:
         """Whether steps are captured, which are then queued far ahead of a GPU, and the frames."""
         layout = max((plan.layout for _, plan in self.windows), key=lambda one: one.length)
         units = self.video.units_BTU
         if self._in_ring:
-            made_for = LiveKind(self.model, layout, len(units), units.device, self.cache_dtype, self.strict)
+            made_for = LiveKind(self.model, layout, len(units), units.device, self.cache_dtype, self.call_inputs)
             decoder = self.live.take(
                 made_for, lambda: made_for.make(self.video.prefix_BP[0].tolist(), self.sampler.ids_U2)
             )

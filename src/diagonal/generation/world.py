@@ -58,7 +58,7 @@ class World:
         self.quantized: str | None = None  # of quantize.KINDS
         self.sources: tuple[str | Path, ...] = ()  # the checkpoints that its weights were read from
         self.warm, self.live = Warm[Runner](), Warm[LiveDecoder]()
-        self.inputs: int | None = None  # of every call, in a strict world
+        self.call_inputs: int | None = None  # the same for every call, in a strict world
         self.ranks: Ranks | None = None  # the processes that have a shard of the model each
         self.shard: Shard | None = None  # this one's
         self._fingerprint: str | None = None  # of the whole, where this is a shard
@@ -179,7 +179,7 @@ class World:
         its raster in bfloat16 too, and a seat of an arena makes what it makes whoever else is there."""
         checks.check_strict(self, inputs)
         other = copy(self)
-        other.inputs = inputs
+        other.call_inputs = inputs
         return other
 
     def compile_tokenizer(self) -> None:
@@ -214,7 +214,7 @@ class World:
         taken = None if lists is None or free else len(lists[0])
         new = _new_frames(None if frames is None else checks.token_frames(self, frames), known, taken, config.frames)
         checks.check_whole(self, known, known + new, order)
-        checks.check_window(order, self.inputs)
+        checks.check_window(order, self.call_inputs)
         layout = self.layout(known + new)
         units = torch.full((batch, known + new, layout.unit), UNKNOWN, device=known_BTHW.device)
         units[:, :known, : layout.grid.frame_tokens] = known_BTHW.flatten(2)
@@ -246,7 +246,7 @@ class World:
             dtype,
             self.warm,
             self.live,
-            self.inputs,
+            self.call_inputs,
         )
 
     def generate(

@@ -74,21 +74,21 @@ class LiveKind:
     seats: int
     device: torch.device
     dtype: torch.dtype  # of the cache
-    strict: int | None = None  # inputs of every call; None: as many as a step has
+    call_inputs: int | None = None  # the same for every call; None: as many as a step has
 
     def make(self, prefix_ids: Sequence[int], ids_U2: Tensor) -> LiveDecoder:
         """A decoder with an empty ring."""
-        ring = Ring(self.model, self.layout, self.seats, self.device, self.dtype, spare=self.strict is not None)
-        return LiveDecoder(self.model, ring, prefix_ids, ids_U2, self.strict)
+        ring = Ring(self.model, self.layout, self.seats, self.device, self.dtype, spare=self.call_inputs is not None)
+        return LiveDecoder(self.model, ring, prefix_ids, ids_U2, self.call_inputs)
 
 
 class LiveDecoder:
     """Decodes frames of the videos in a ring. Every step is captured when it is first met."""
 
     def __init__(
-        self, model: TokenModel, ring: Ring, prefix_ids: Sequence[int], ids_U2: Tensor, strict: int | None = None
+        self, model: TokenModel, ring: Ring, prefix_ids: Sequence[int], ids_U2: Tensor, call_inputs: int | None = None
     ) -> None:
-        self.model, self.ring, self._strict = model, ring, strict
+        self.model, self.ring, self._call_inputs = model, ring, call_inputs
         self.captures = Captures(model, ring.device)
         self._padded = select.available(ring.device)  # to be captured; a CPU needs no alike steps, and every row costs
         slots = torch.arange(ring.tokens_NL.shape[1], device=ring.device)
@@ -175,7 +175,7 @@ class LiveDecoder:
         """`decode` under a lossless plan."""
         kind = plan, self._size(len(turns))
         if kind not in self._fixed:
-            self._fixed[kind] = FixedPoint(plan, self.ring, kind[1], self._strict)
+            self._fixed[kind] = FixedPoint(plan, self.ring, kind[1], self._call_inputs)
         fixed = self._fixed[kind]
 
         def call(inputs: int) -> None:
@@ -227,13 +227,13 @@ class LiveDecoder:
         return _Tables(tables, cursors)
 
     def _width(self, inputs: int) -> int:
-        if self._strict is not None:
-            return -(-inputs // self._strict) * self._strict
+        if self._call_inputs is not None:
+            return -(-inputs // self._call_inputs) * self._call_inputs
         return padded(inputs) if self._padded else inputs
 
     def _size(self, seats: int) -> int:
         """Samples of a step for so many seats."""
-        if self._strict is not None:
+        if self._call_inputs is not None:
             return self.ring.seats
         return min(next((size for size in SEATS if size >= seats), seats), self.ring.seats) if self._padded else seats
 

@@ -36,10 +36,10 @@ class FixedPoint:
     """The windows of the frames that so many samples decode under one plan. Tensors stay where they are, so calls can
     be captured."""
 
-    def __init__(self, plan: FramePlan, ring: Ring, batch: int, strict: int | None = None) -> None:
+    def __init__(self, plan: FramePlan, ring: Ring, batch: int, call_inputs: int | None = None) -> None:
         schedule = plan.order.schedule
         assert isinstance(schedule, Lossless), f"{plan.order} is not lossless"
-        self._strict = strict  # inputs of every call
+        self._call_inputs = call_inputs  # the same for every call; None: as many as are chosen
         self.frames = RingFrames(plan, ring, batch)
         first = -plan.suffix if plan.chooses else 0
         next_B = torch.zeros(batch, dtype=torch.long, device=ring.device)
@@ -78,7 +78,7 @@ class FixedPoint:
     def known(self, call: Callable[[int], None]) -> int:
         """Feed the cells of a frame that is known; gives the calls."""
         self._start()
-        inputs = self._strict or self.most
+        inputs = self._call_inputs or self.most
         calls = -(-self.most // inputs)
         for _ in range(calls):
             call(inputs)
@@ -92,7 +92,11 @@ class FixedPoint:
         settled = [window.first - 1] * seats  # as far as the host has heard
         while min(settled) < window.last:
             before = fed_before if calls == 0 else 0
-            chosen = self.rule.choose(window.last - min(settled)) if self._strict is None else self._strict - before
+            chosen = (
+                self.rule.choose(window.last - min(settled))
+                if self._call_inputs is None
+                else self._call_inputs - before
+            )
             inputs = chosen + before
             self._extend(inputs)
             call(inputs)
