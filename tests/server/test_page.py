@@ -11,6 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -315,8 +317,21 @@ def test_who_finds_no_seat_is_told_so(context: Any, page: Any, address: str) -> 
     assert "3 seats" in pages[-1].locator("#stage .title").inner_text()
 
 
+def wait_for_seats(address: str) -> None:
+    """Until those who were here before have left their seats."""
+    until = time.monotonic() + PATIENCE / 1000
+    while True:
+        with urllib.request.urlopen(f"{address}/health", timeout=10) as answer:
+            if not json.load(answer)["sessions"]:
+                return
+        assert time.monotonic() < until, "somebody keeps a seat"
+        time.sleep(0.1)
+
+
 def test_a_phone_has_buttons_and_scrolls_in_one_direction(browser: Any, address: str) -> None:
+    wait_for_seats(address)
     with browser.new_context(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True) as context:
+        context.set_default_timeout(PATIENCE)
         page = visit(context, address)
         for view in ("play", "race", "branch", "prompt"):
             page.click(f"#tab-{view}")
